@@ -1,0 +1,174 @@
+"""The async client: `async with Client("127.0.0.1:50051") as client: await client.generate("…")`.
+
+Knows the wire contract (pdserve.v1) and nothing else of this project. Every failure is one of
+pdserve.v1.errors, whichever side it comes from.
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Awaitable
+from types import TracebackType
+from typing import TypeVar
+
+import grpc
+from typing_extensions import Self, Unpack
+
+from pdserve.requests import GenerateOptions, Prompt, build_request, put
+from pdserve.results import (
+    ChatMessage,
+    Cluster,
+    Completion,
+    Delta,
+    Event,
+    Finished,
+    FinishReason,
+    Generation,
+    Model,
+    Pool,
+    PositionLogprobs,
+    Role,
+    Started,
+    Timings,
+    TokenLogprob,
+    Usage,
+    Worker,
+    WorkerState,
+    cluster_of,
+    event_of,
+    generation_of,
+    model_of,
+)
+from pdserve.v1 import cluster_pb2, cluster_pb2_grpc, generation_pb2, generation_pb2_grpc
+from pdserve.v1.errors import (
+    Aborted,
+    Cancelled,
+    DataLoss,
+    DeadlineExceeded,
+    FailedPrecondition,
+    Internal,
+    InvalidArgument,
+    NotFound,
+    PdserveError,
+    ResourceExhausted,
+    Unavailable,
+    Unimplemented,
+    from_rpc_error,
+)
+
+__all__ = [
+    "Client",
+    "GenerateOptions",
+    "Prompt",
+    "ChatMessage",
+    "Generation",
+    "Completion",
+    "Event",
+    "Started",
+    "Delta",
+    "Finished",
+    "FinishReason",
+    "Usage",
+    "Timings",
+    "PositionLogprobs",
+    "TokenLogprob",
+    "Model",
+    "Cluster",
+    "Pool",
+    "Worker",
+    "WorkerState",
+    "Role",
+    "PdserveError",
+    "InvalidArgument",
+    "NotFound",
+    "FailedPrecondition",
+    "Unimplemented",
+    "ResourceExhausted",
+    "Unavailable",
+    "Aborted",
+    "DeadlineExceeded",
+    "Cancelled",
+    "DataLoss",
+    "Internal",
+]
+
+T = TypeVar("T")
+
+_CHANNEL_OPTIONS = (("grpc.max_receive_message_length", -1), ("grpc.max_send_message_length", -1))
+
+
+class Client:
+    """One channel to one router. Any number of calls may run at once."""
+
+    def __init__(self, address: str) -> None:
+        self._channel = grpc.aio.insecure_channel(address, options=_CHANNEL_OPTIONS)
+        self._generation = generation_pb2_grpc.GenerationStub(self._channel)
+        self._admin = cluster_pb2_grpc.AdminStub(self._channel)
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        await self.close()
+
+    async def close(self) -> None:
+        await self._channel.close(None)
+
+    async def generate(
+        self, prompt: Prompt, *, timeout: float | None = None, **options: Unpack[GenerateOptions]
+    ) -> Generation:
+        """The whole answer. `timeout` (seconds) is the request's time limit, the server's default if None."""
+        request = build_request(prompt, options)
+        return generation_of(await _answer(self._generation.Generate(request, timeout=timeout)))
+
+    async def generate_stream(
+        self, prompt: Prompt, *, timeout: float | None = None, **options: Unpack[GenerateOptions]
+    ) -> AsyncIterator[Event]:
+        """For each of the n sequences: one Started, any number of Deltas, one Finished.
+
+        Closing the iterator (`aclose`, or `contextlib.aclosing` around it) cancels the request.
+        """
+        call = self._generation.GenerateStream(build_request(prompt, options), timeout=timeout)
+        try:
+            async for message in call:
+                yield event_of(message)
+        except grpc.aio.AioRpcError as error:
+            raise from_rpc_error(error) from error
+        finally:
+            call.cancel()
+
+    async def get_model(self, *, timeout: float | None = None) -> Model:
+        request = generation_pb2.GetModelRequest()
+        return model_of(await _answer(self._generation.GetModel(request, timeout=timeout)))
+
+    async def get_cluster(self, *, timeout: float | None = None) -> Cluster:
+        request = cluster_pb2.GetClusterRequest()
+        return cluster_of(await _answer(self._admin.GetCluster(request, timeout=timeout)))
+
+    async def scale_pool(self, role: Role, target: int, *, timeout: float | None = None) -> Cluster:
+        """Set a pool's target. The answer comes at once; later snapshots show the way there."""
+        request = cluster_pb2.ScalePoolRequest(role=f"ROLE_{role.name}")
+        put(request, "target", target)
+        return cluster_of(await _answer(self._admin.ScalePool(request, timeout=timeout)))
+
+    async def drain_worker(
+        self,
+        worker_id: str,
+        *,
+        replace: bool = False,
+        drain_timeout_s: float | None = None,
+        timeout: float | None = None,
+    ) -> Cluster:
+        """Let a worker finish what it has and stop; `drain_timeout_s` None: as long as its work takes."""
+        request = cluster_pb2.DrainWorkerRequest(worker_id=worker_id, replace=replace)
+        if drain_timeout_s is not None:
+            put(request, "timeout_ms", max(1, round(drain_timeout_s * 1000)))
+        return cluster_of(await _answer(self._admin.DrainWorker(request, timeout=timeout)))
+
+
+async def _answer(call: Awaitable[T]) -> T:
+    try:
+        return await call
+    except grpc.aio.AioRpcError as error:
+        raise from_rpc_error(error) from error

@@ -1,0 +1,116 @@
+"""From a caller's prompt and keywords to a GenerateRequest. What cannot be encoded is InvalidArgument."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+
+from google.protobuf.message import Message
+from typing_extensions import TypedDict
+
+from pdserve.results import ChatMessage
+from pdserve.v1 import generation_pb2
+from pdserve.v1.errors import InvalidArgument
+
+Prompt = str | Sequence[int] | Sequence[ChatMessage] | Sequence[Mapping[str, str]]
+"""Text, token ids, or the messages of a chat."""
+
+
+class GenerateOptions(TypedDict, total=False):
+    """The keywords of `generate` and `generate_stream`; what is left out takes the server's default."""
+
+    max_tokens: int
+    min_tokens: int
+    temperature: float
+    top_k: int
+    top_p: float
+    min_p: float
+    seed: int
+    repetition_penalty: float
+    presence_penalty: float
+    frequency_penalty: float
+    logit_bias: Mapping[int, float]
+    stop: str | Sequence[str]
+    stop_token_ids: Sequence[int]
+    ignore_eos: bool
+    include_stop_in_output: bool
+    logprobs: int
+    prompt_logprobs: bool
+    n: int
+    model: str
+    request_id: str
+    add_generation_prompt: bool  # for a chat
+
+
+# Which message of the request each plain keyword belongs to; "" is the request itself.
+_HOME = {
+    "": ("n", "model", "request_id"),
+    "sampling": (
+        "temperature",
+        "top_k",
+        "top_p",
+        "min_p",
+        "seed",
+        "repetition_penalty",
+        "presence_penalty",
+        "frequency_penalty",
+    ),
+    "stop": ("max_tokens", "min_tokens", "ignore_eos", "include_stop_in_output"),
+    "output": ("logprobs", "prompt_logprobs"),
+}
+
+
+def build_request(prompt: Prompt, options: GenerateOptions) -> generation_pb2.GenerateRequest:
+    request = generation_pb2.GenerateRequest()
+    _put_prompt(request, prompt, options.get("add_generation_prompt"))
+    for home, names in _HOME.items():
+        message = getattr(request, home) if home else request
+        for name in names:
+            value = options.get(name)
+            if value is not None:
+                put(message, name, value)
+    stop = options.get("stop", ())
+    _extend("stop", request.stop.stop, (stop,) if isinstance(stop, str) else stop)
+    _extend("stop_token_ids", request.stop.stop_token_ids, options.get("stop_token_ids", ()))
+    bias = options.get("logit_bias", {})
+    encode("logit_bias", lambda: request.sampling.logit_bias.update(bias))
+    return request
+
+
+def put(message: Message, name: str, value: object) -> None:
+    """Set one field, by name."""
+    encode(name, lambda: setattr(message, name, value))
+
+
+def encode(name: str, action: Callable[[], object]) -> None:
+    try:
+        action()
+    except (ValueError, TypeError) as error:
+        raise InvalidArgument(f"{name}: {error}") from error
+
+
+def _extend(name: str, field: object, values: Sequence[object]) -> None:
+    extend: Callable[[Sequence[object]], object] = field.extend  # type: ignore[attr-defined]
+    encode(name, lambda: extend(values))
+
+
+def _put_prompt(request: generation_pb2.GenerateRequest, prompt: Prompt, add_opening: bool | None) -> None:
+    if isinstance(prompt, str):
+        put(request, "text", prompt)
+    elif prompt and all(isinstance(part, ChatMessage | Mapping) for part in prompt):
+        for part in prompt:
+            message = request.chat.messages.add()
+            for name, value in _role_and_content(part).items():
+                put(message, name, value)
+        if add_opening is not None:
+            request.chat.add_generation_prompt = add_opening
+    else:
+        request.token_ids.SetInParent()
+        _extend("prompt", request.token_ids.ids, prompt)
+
+
+def _role_and_content(part: object) -> Mapping[str, object]:
+    if isinstance(part, ChatMessage):
+        return {"role": part.role, "content": part.content}
+    if isinstance(part, Mapping) and part.keys() == {"role", "content"}:
+        return part
+    raise InvalidArgument("prompt: a chat message has a role and a content")
