@@ -1,12 +1,12 @@
 """What the engine raises.
 
-    EngineError
-    ├── ModelError           the model cannot be read or honoured; says which and why
-    │   ├── ModelNotFound
-    │   └── UnsupportedModel
-    ├── CannotFit            the sequence can never run here: too long for the pool or the context
-    ├── NoRoom               not now: blocks or running places are all taken
-    └── IntegrityError       the books do not balance: a bug
+EngineError
+├── ModelError           the model cannot be read or honoured; says which and why
+│   ├── ModelNotFound
+│   └── UnsupportedModel
+├── CannotFit            the sequence can never run here: too long for the pool or the context
+├── NoRoom               not now: blocks or running places are all taken
+└── IntegrityError       the books do not balance: a bug
 """
 
 from __future__ import annotations

@@ -1,0 +1,199 @@
+"""Paged attention for a packed step, under the name that transformers' models ask for.
+
+K and V of the step's tokens are written to the pool; decoding rows are then done together, grouped by
+query heads that share a KV head, and each chunk by itself, in tiles of query rows over the keys it can
+see. Slots of the pool that were never written may hold NaN: no arithmetic touches them.
+`engine/attention_reference.py` says the same slowly.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+import torch
+from transformers import AttentionInterface
+
+from engine.batch import DecodeGroup, PagedBatch, PrefillRows
+from engine.errors import UnsupportedModel
+
+ATTENTION_NAME = "pdserve_paged"
+_QUERY_TILE = 128
+# What models pass along that does not change the result here: rows are packed, and everything is causal.
+_HARMLESS = frozenset(
+    {"dropout", "is_causal", "position_ids", "cache_position", "use_cache", "output_attentions"}
+)
+
+
+@dataclass(frozen=True, slots=True)
+class AttentionRules:
+    """What a layer asks for beside softmax(QKᵀ·scaling)V."""
+
+    scaling: float
+    sliding_window: int | None = None  # a query sees so many keys, itself included
+    softcap: float | None = None
+    sinks: torch.Tensor | None = None  # [query heads]: a logit each that takes weight and gives nothing
+
+
+@dataclass(slots=True)
+class AttentionProbe:
+    """Takes the place of a batch at load: notes what each layer would pass, computes nothing."""
+
+    shapes: dict[int, tuple[int, int]] = field(default_factory=dict)  # layer → (KV heads, head size)
+
+    def note(self, layer: int, key: torch.Tensor, value: torch.Tensor, unknown: dict[str, object]) -> None:
+        if unknown:
+            raise UnsupportedModel(f"layer {layer}'s attention asks for {sorted(unknown)}, unknown here")
+        if key.shape != value.shape:
+            raise UnsupportedModel(
+                f"layer {layer}'s K and V heads differ in size: {key.shape[-1]} and {value.shape[-1]}"
+            )
+        self.shapes[layer] = (key.shape[1], key.shape[3])
+
+
+def paged_attention(
+    module: torch.nn.Module,
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    attention_mask: torch.Tensor | None,
+    *,
+    paged_batch: PagedBatch | AttentionProbe | None = None,
+    scaling: float | None = None,
+    sliding_window: int | None = None,
+    softcap: float | None = None,
+    s_aux: torch.Tensor | None = None,
+    **others: object,
+) -> tuple[torch.Tensor, None]:
+    """query [1, Hq, T, D], key and value [1, H, T, D] → [1, T, Hq, D]."""
+    layer = int(module.layer_idx)  # type: ignore[arg-type]  # every caller of the interface has one
+    if paged_batch is None:
+        raise UnsupportedModel("the model does not pass keyword arguments on to its attention")
+    if isinstance(paged_batch, AttentionProbe):
+        unknown = {name: v for name, v in others.items() if v is not None and name not in _HARMLESS}
+        if attention_mask is not None:
+            unknown["attention_mask"] = attention_mask
+        paged_batch.note(layer, key, value, unknown)
+        return torch.zeros_like(query).transpose(1, 2), None
+    rules = AttentionRules(
+        scaling=query.shape[-1] ** -0.5 if scaling is None else scaling,
+        sliding_window=sliding_window,
+        softcap=softcap,
+        sinks=s_aux,
+    )
+    return attend(paged_batch, layer, query[0], key[0], value[0], rules)[None], None
+
+
+AttentionInterface.register(ATTENTION_NAME, paged_attention)
+
+
+def attend(
+    batch: PagedBatch,
+    layer: int,
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    rules: AttentionRules,
+) -> torch.Tensor:
+    """query [Hq, T, D], key and value [H, T, D] → [T, Hq, D]; writes key and value to the pool first."""
+    write_kv(batch, layer, key, value)
+    out = query.new_empty(query.shape[1], query.shape[0], query.shape[2])
+    query = query * rules.scaling
+    for group in batch.decodes:
+        out[group.first : group.last] = _decode(
+            batch, layer, group, query[:, group.first : group.last], rules
+        )
+    for rows in batch.prefills:
+        _prefill(batch, layer, rows, query[:, rows.first : rows.last], rules, out[rows.first : rows.last])
+    return out
+
+
+def write_kv(batch: PagedBatch, layer: int, key: torch.Tensor, value: torch.Tensor) -> None:
+    _, _, _, num_heads, block_size, head_dim = batch.pool.shape
+    flat = batch.pool.view(-1, head_dim)
+    cells = batch.cells + layer * 2 * num_heads * block_size
+    flat.index_copy_(0, cells, key.reshape(-1, head_dim))
+    flat.index_copy_(0, cells + num_heads * block_size, value.reshape(-1, head_dim))
+
+
+def _read_kv(batch: PagedBatch, layer: int, block_rows: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """[..., W] block rows → K and V [..., W·B, D], copied."""
+    _, _, _, num_heads, block_size, head_dim = batch.pool.shape
+    flat = batch.pool.view(-1, block_size * head_dim)
+    k_rows = (block_rows + layer * 2 * num_heads).flatten()
+    shape = (*block_rows.shape[:-1], -1, head_dim)
+    key = flat.index_select(0, k_rows).view(shape)
+    value = flat.index_select(0, k_rows + num_heads).view(shape)
+    return key, value
+
+
+def _decode(
+    batch: PagedBatch, layer: int, group: DecodeGroup, query: torch.Tensor, rules: AttentionRules
+) -> torch.Tensor:
+    """query [Hq, S, D] → [S, Hq, D]."""
+    num_query_heads, num_seqs, head_dim = query.shape
+    num_heads = batch.pool.shape[3]
+    key, value = _read_kv(batch, layer, group.block_rows)  # [S, H, C, D]
+    if group.unwritten.numel():
+        value.view(-1, head_dim).index_fill_(0, group.unwritten, 0)
+    grouped = query.transpose(0, 1).reshape(num_seqs, num_heads, -1, head_dim)
+    scores = grouped @ key.transpose(2, 3)  # [S, H, G, C]
+    mask = group.padding
+    if rules.sliding_window is not None:
+        columns = torch.arange(mask.shape[-1], device=mask.device)
+        mask = mask | (columns < (group.context_lens - rules.sliding_window)[:, None])[:, None, None, :]
+    sinks = None if rules.sinks is None else rules.sinks.view(num_heads, -1, 1)
+    weights = _softmax(scores, mask, rules, sinks)
+    return (weights @ value).view(num_seqs, num_query_heads, head_dim)
+
+
+def _prefill(
+    batch: PagedBatch,
+    layer: int,
+    rows: PrefillRows,
+    query: torch.Tensor,
+    rules: AttentionRules,
+    out: torch.Tensor,
+) -> None:
+    """query [Hq, n, D]; fills out [n, Hq, D]."""
+    num_heads = batch.pool.shape[3]
+    head_dim = query.shape[-1]
+    key, value = _read_kv(batch, layer, rows.block_rows)  # [H, W·B, D]
+    grouped = query.view(num_heads, -1, query.shape[1], head_dim)  # [H, G, n, D]
+    sinks = None if rules.sinks is None else rules.sinks.view(num_heads, -1, 1, 1)
+    start = rows.context_len - query.shape[1]
+    for first in range(0, query.shape[1], _QUERY_TILE):
+        last = min(first + _QUERY_TILE, query.shape[1])
+        begin = 0
+        if rules.sliding_window is not None:
+            begin = max(0, start + first + 1 - rules.sliding_window)
+        end = start + last
+        tile = grouped[:, :, first:last].reshape(num_heads, -1, head_dim)
+        scores = tile @ key[:, begin:end].transpose(1, 2)
+        scores = scores.view(num_heads, -1, last - first, end - begin)
+        mask = _causal_mask(start + first, end, begin, rules.sliding_window, query.device)
+        weights = _softmax(scores, mask, rules, sinks).view(num_heads, -1, end - begin)
+        result = (weights @ value[:, begin:end]).view(-1, last - first, head_dim)
+        out[first:last] = result.transpose(0, 1)
+
+
+def _causal_mask(
+    first_query: int, end: int, first_key: int, window: int | None, device: torch.device
+) -> torch.Tensor:
+    """True where the query at position `first_query`+i must not see the key at `first_key`+j."""
+    queries = torch.arange(first_query, end, device=device)[:, None]
+    keys = torch.arange(first_key, end, device=device)
+    mask = keys > queries
+    return mask if window is None else mask | (keys <= queries - window)
+
+
+def _softmax(
+    scores: torch.Tensor, mask: torch.Tensor, rules: AttentionRules, sinks: torch.Tensor | None
+) -> torch.Tensor:
+    """Over the last axis, in float32, given back in the dtype of the scores. `sinks` has a last axis of 1."""
+    if rules.softcap is not None:
+        scores = torch.tanh(scores / rules.softcap) * rules.softcap
+    scores = scores.masked_fill_(mask, -torch.inf)
+    if sinks is None:
+        return torch.softmax(scores, -1, dtype=torch.float32).to(scores.dtype)
+    with_sink = torch.cat((scores, sinks.to(scores.dtype).expand(*scores.shape[:-1], 1)), -1)
+    return torch.softmax(with_sink, -1, dtype=torch.float32).to(scores.dtype)[..., :-1]

@@ -1,0 +1,316 @@
+"""The engine: one model, one KV pool, and sequences that share its steps. It knows no network and no roles.
+
+Everything here happens on one thread, the engine loop's. A step is: schedule → run → sample → apply.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable, Sequence
+
+from engine.block_manager import BlockManager, BlockState
+from engine.config import DEFAULT_KV_CACHE_BYTES, EngineConfig, ModelConfig
+from engine.errors import CannotFit, IntegrityError, ModelError
+from engine.kv_pool import AllocateMemory, KVPool, allocate_memory
+from engine.layout import KVLayout
+from engine.loading import LoadedModel, load_model
+from engine.prefix import root_hash
+from engine.request import (
+    EngineLimits,
+    EngineLoad,
+    NewToken,
+    PrefillReport,
+    SequenceOutput,
+    SequenceRequest,
+    StepResult,
+    Until,
+)
+from engine.reservations import BlockReservation, Reservations
+from engine.runner import ModelRunner
+from engine.sampler import Sampled, SampleRow, sample
+from engine.scheduler import Chunk, Scheduler, SchedulerLimits
+from engine.sequence import Sequence as LiveSequence
+from engine.sequence import SequenceState
+from engine.stopping import banned_token_ids, finish_reason
+from engine.weights import no_progress
+
+log = logging.getLogger(__name__)
+
+
+class Engine:
+    def __init__(
+        self, model: LoadedModel, config: EngineConfig, allocate: AllocateMemory = allocate_memory
+    ) -> None:
+        self.model = model
+        self.device = str(model.device)
+        self.layout = model.layout(config.block_size)
+        self.limits = _limits(model, config, self.layout)
+        self.pool = KVPool(self.layout, self.limits.num_blocks, model.device, allocate)
+        self._blocks = BlockManager(
+            self.limits.num_blocks, on_take=self.pool.poison if config.poison_blocks else None
+        )
+        self._reservations = Reservations(self._blocks)
+        self._scheduler = Scheduler(
+            SchedulerLimits(
+                block_size=config.block_size,
+                max_num_seqs=self.limits.max_num_seqs,
+                max_num_batched_tokens=config.max_num_batched_tokens,
+                max_recompute_tokens=config.max_recompute_tokens,
+            ),
+            self._blocks,
+            self._reservations,
+            root_hash(self.layout.model_fingerprint) if config.enable_prefix_caching else None,
+        )
+        self._runner = ModelRunner(model, self.pool)
+        self._living: dict[str, LiveSequence] = {}
+        self._held: dict[str, list[int]] = {}  # blocks of sequences that left and asked to hold them
+        self._next_arrival = 0
+        self._tokens_prefilled = 0
+        self._tokens_decoded = 0
+
+    @classmethod
+    def load(
+        cls, model: ModelConfig, config: EngineConfig, progress: Callable[[str], None] = no_progress
+    ) -> Engine:
+        """Resolves, converts and loads the model, and takes the pool. Raises ModelError."""
+        return cls(load_model(model, progress), config)
+
+    @property
+    def has_work(self) -> bool:
+        return bool(self._living)
+
+    def add(self, request: SequenceRequest) -> None:
+        """Queues a sequence to be computed from its first token. CannotFit if it never can be."""
+        self._check(request)
+        sequence = self._accept(request)
+        self._scheduler.add(sequence)
+
+    def cancel(self, sequence_id: str) -> bool:
+        """Drops a sequence in whatever state; False if it is not living. There is no output for it."""
+        sequence = self._living.get(sequence_id)
+        if sequence is None:
+            return False
+        self._leave(sequence, SequenceState.CANCELLED)
+        return True
+
+    def block_table(self, sequence_id: str) -> tuple[int, ...]:
+        """Of a living or held sequence; KeyError otherwise."""
+        sequence = self._living.get(sequence_id)
+        return tuple(self._held[sequence_id] if sequence is None else sequence.block_table)
+
+    def release_hold(self, sequence_id: str) -> bool:
+        """Gives back a held sequence's blocks; a living one will not be held. False if nothing was held."""
+        sequence = self._living.get(sequence_id)
+        if sequence is not None:
+            sequence.hold_blocks = False
+        blocks = self._held.pop(sequence_id, None)
+        if blocks is None:
+            return False
+        self._blocks.release(blocks)
+        return True
+
+    def reserve(self, token_ids: Sequence[int], max_new_tokens: int) -> BlockReservation:
+        """Blocks and a running place for a sequence whose KV will arrive: `token_ids` are prompt and known
+        output, and at most `max_new_tokens` more will be drawn. NoRoom (not now) or CannotFit (never).
+        """
+        self._check_tokens(token_ids, max_new_tokens)
+        return self._scheduler.reserve(list(token_ids), len(token_ids) + max_new_tokens - 1)
+
+    def release_reservation(self, reservation: BlockReservation) -> None:
+        """Reserved or quarantined: its blocks are free again. Idempotent; no effect once consumed."""
+        self._reservations.release(reservation)
+
+    def quarantine(self, reservation: BlockReservation) -> None:
+        """Somebody may still write into its blocks: nobody gets them until `release_reservation`."""
+        self._reservations.quarantine(reservation)
+
+    def add_computed(self, request: SequenceRequest, reservation: BlockReservation, first: NewToken) -> None:
+        """The KV of prompt and known tokens is in the reservation's blocks; `first` was drawn elsewhere and
+        is not repeated in an output. The sequence decodes from the next step on. ValueError, with nothing
+        changed, if the three do not belong together or `first` ends the sequence.
+        """
+        self._check(request)
+        num_tokens = len(request.prompt_token_ids) + len(request.known_token_ids)
+        num_output = len(request.known_token_ids) + 1
+        if reservation.num_tokens != num_tokens or first.position != num_output - 1:
+            raise ValueError(f"{request.sequence_id}: reservation, first token and request do not match")
+        if finish_reason(request.stop, self.model.eos_token_ids, first.token_id, num_output) is not None:
+            raise ValueError(f"{request.sequence_id} ended with its first token")
+        block_table = self._reservations.claim(reservation)
+        sequence = self._accept(request)
+        sequence.block_table = block_table
+        sequence.num_computed_tokens = num_tokens
+        self._scheduler.register_computed(sequence)
+        sequence.append(first.token_id)
+        self._scheduler.add_running(sequence)
+
+    def step(self) -> StepResult:
+        """Computes one batch. A sequence that breaks says so in its output; what raises here is a bug."""
+        began_at_s = time.monotonic()
+        chunks = self._scheduler.schedule()
+        for chunk in chunks:
+            if chunk.sequence.began_at_s is None:
+                chunk.sequence.began_at_s = began_at_s
+        try:
+            sampled = self._compute(chunks)
+        except Exception as error:  # the model's own code: its sequences fail, others go on
+            log.exception("a step of %d sequences failed", len(chunks))
+            outputs = [self._fail(chunk.sequence, f"the model failed: {error}") for chunk in chunks]
+        else:
+            outputs = [self._apply(chunk, token) for chunk, token in zip(chunks, sampled, strict=True)]
+        return StepResult(tuple(outputs), (time.monotonic() - began_at_s) * 1000)
+
+    def snapshot(self) -> EngineLoad:
+        available = self._blocks.num_available
+        return EngineLoad(
+            num_running=len(self._scheduler.running),
+            num_waiting=len(self._scheduler.waiting) + len(self._scheduler.preempted),
+            num_reservations=self._reservations.num_reserved,
+            queued_prompt_tokens=sum(
+                max(0, s.num_prompt_tokens - s.num_computed_tokens) for s in self._scheduler.living()
+            ),
+            blocks_total=self.limits.num_blocks,
+            blocks_free=available,
+            blocks_used=self.limits.num_blocks - available,
+            blocks_reserved=self._blocks.count(BlockState.RESERVED),
+            blocks_quarantined=self._blocks.count(BlockState.QUARANTINED),
+            tokens_prefilled=self._tokens_prefilled,
+            tokens_decoded=self._tokens_decoded,
+            num_preemptions=self._scheduler.num_preemptions,
+        )
+
+    def check_integrity(self) -> None:
+        """Every block is accounted for, and the tables agree. Raises IntegrityError."""
+        tables = [sequence.block_table for sequence in self._living.values()]
+        held = [block for table in (*tables, *self._held.values()) for block in table]
+        self._blocks.check_integrity(
+            {
+                BlockState.HELD: [*held, *self._reservations.cached_blocks()],
+                BlockState.RESERVED: list(self._reservations.reserved_blocks()),
+                BlockState.QUARANTINED: list(self._reservations.quarantined_blocks()),
+            }
+        )
+        scheduled = {sequence.sequence_id for sequence in self._scheduler.living()}
+        if scheduled != set(self._living) or self._scheduler.num_living != len(self._living):
+            raise IntegrityError(
+                f"scheduler and engine disagree on who lives: {scheduled ^ set(self._living)}"
+            )
+
+    def _compute(self, chunks: Sequence[Chunk]) -> list[Sampled | None]:
+        """One entry for each chunk: its token, or None where the chunk is not the last."""
+        if not chunks:
+            return []
+        logits = self._runner.run([c.row() for c in chunks], [c.is_sampling for c in chunks])
+        sampling = [chunk for chunk in chunks if chunk.is_sampling]
+        tokens = iter(sample(logits, [self._sample_row(chunk.sequence) for chunk in sampling]))
+        return [next(tokens) if chunk.is_sampling else None for chunk in chunks]
+
+    def _sample_row(self, sequence: LiveSequence) -> SampleRow:
+        params = sequence.request.sampling
+        return SampleRow(
+            params=params,
+            position=sequence.num_output_tokens,
+            banned_token_ids=banned_token_ids(
+                sequence.request.stop, self.model.eos_token_ids, sequence.num_output_tokens
+            ),
+            prompt_token_ids=sequence.request.prompt_token_ids,
+            output_counts=sequence.output_counts if params.has_penalties else {},
+        )
+
+    def _apply(self, chunk: Chunk, sampled: Sampled | None) -> SequenceOutput:
+        sequence = chunk.sequence
+        if sampled is not None and sampled.token_id is None:
+            return self._fail(sequence, "the model gave no finite score")
+        is_first = sequence.num_new_tokens == 0
+        self._count(chunk, is_first)
+        sequence.num_computed_tokens = chunk.end
+        self._scheduler.register_computed(sequence)
+        if sampled is None or sampled.token_id is None:
+            return SequenceOutput(sequence.sequence_id, chunk.end, (), None, is_last=False)
+        token = NewToken(sequence.num_output_tokens, sampled.token_id, sampled.logprobs)
+        sequence.append(token.token_id)
+        sequence.is_recomputing = False
+        stop = sequence.request.stop
+        reason = finish_reason(stop, self.model.eos_token_ids, token.token_id, sequence.num_output_tokens)
+        is_last = reason is not None or sequence.request.until is Until.FIRST_TOKEN
+        if is_last:
+            self._leave(sequence, SequenceState.FINISHED)
+        report = _prefill_report(sequence) if is_first else None
+        return SequenceOutput(sequence.sequence_id, chunk.end, (token,), reason, is_last, report)
+
+    def _count(self, chunk: Chunk, is_first: bool) -> None:
+        if is_first:
+            self._tokens_prefilled += chunk.num_tokens
+        elif chunk.is_sampling:
+            self._tokens_decoded += 1
+
+    def _fail(self, sequence: LiveSequence, reason: str) -> SequenceOutput:
+        """What it computed may be spoiled: nobody may find it in the prefix cache."""
+        num_computed = sequence.num_computed_tokens
+        self._blocks.forget(sequence.block_table)
+        self._leave(sequence, SequenceState.FAILED)
+        return SequenceOutput(sequence.sequence_id, num_computed, (), None, is_last=True, error=reason)
+
+    def _leave(self, sequence: LiveSequence, state: SequenceState) -> None:
+        """The one way out."""
+        self._scheduler.remove(sequence, state)
+        del self._living[sequence.sequence_id]
+        if sequence.hold_blocks:
+            self._held[sequence.sequence_id] = sequence.block_table
+        else:
+            self._blocks.release(sequence.block_table)
+
+    def _accept(self, request: SequenceRequest) -> LiveSequence:
+        sequence = LiveSequence(request, self._next_arrival, time.monotonic())
+        self._next_arrival += 1
+        self._living[request.sequence_id] = sequence
+        return sequence
+
+    def _check(self, request: SequenceRequest) -> None:
+        if request.sequence_id in self._living or request.sequence_id in self._held:
+            raise ValueError(f"sequence id {request.sequence_id} is in use")
+        if not request.prompt_token_ids:
+            raise CannotFit("the prompt is empty")
+        known = request.known_token_ids
+        self._check_tokens((*request.prompt_token_ids, *known), request.stop.max_tokens - len(known))
+
+    def _check_tokens(self, token_ids: Sequence[int], max_new_tokens: int) -> None:
+        if max_new_tokens < 1:
+            raise CannotFit("no token is left to draw: max_tokens is reached")
+        total = len(token_ids) + max_new_tokens
+        if total > self.limits.max_sequence_tokens:
+            raise CannotFit(
+                f"prompt and output of {total} tokens: at most {self.limits.max_sequence_tokens} fit here "
+                f"(context {self.limits.max_model_len}, {self.limits.num_blocks} blocks of "
+                f"{self.limits.block_size})"
+            )
+        if min(token_ids) < 0 or max(token_ids) >= self.limits.vocab_size:
+            raise CannotFit(f"a token id is outside the vocabulary of {self.limits.vocab_size}")
+
+
+def _limits(model: LoadedModel, config: EngineConfig, layout: KVLayout) -> EngineLimits:
+    num_blocks = config.num_blocks or (config.kv_cache or DEFAULT_KV_CACHE_BYTES) // layout.block_bytes
+    if num_blocks == 0:
+        raise ModelError(f"kv_cache is smaller than one block of {layout.block_bytes} bytes")
+    max_model_len = min(model.max_model_len, config.max_model_len or model.max_model_len)
+    return EngineLimits(
+        max_model_len=max_model_len,
+        block_size=config.block_size,
+        max_num_seqs=min(config.max_num_seqs, config.max_num_batched_tokens),
+        num_blocks=num_blocks,
+        max_sequence_tokens=min(max_model_len, num_blocks * config.block_size),
+        vocab_size=model.vocab_size,
+    )
+
+
+def _prefill_report(sequence: LiveSequence) -> PrefillReport:
+    began_at_s = sequence.began_at_s or sequence.accepted_at_s
+    return PrefillReport(
+        cached_tokens=sequence.num_cached_tokens or 0,
+        queue_ms=(began_at_s - sequence.accepted_at_s) * 1000,
+        prefill_ms=(time.monotonic() - began_at_s) * 1000,
+    )
+
+
+__all__ = ["BlockReservation", "Engine"]

@@ -1,0 +1,49 @@
+"""The memory of the KV cache. It knows bytes and blocks; who uses which block is the block manager's."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+import torch
+
+from engine.layout import DTYPES, KVLayout
+
+# Gives `num_bytes` of uninitialised memory on a device, as a flat uint8 tensor.
+AllocateMemory = Callable[[int, torch.device], torch.Tensor]
+
+
+def allocate_memory(num_bytes: int, device: torch.device) -> torch.Tensor:
+    """Pages of a CPU pool are taken when they are first written, not here."""
+    return torch.empty(num_bytes, dtype=torch.uint8, device=device)
+
+
+class KVPool:
+    """`tensor` is `[num_blocks, num_layers, 2, num_kv_heads, block_size, head_dim]`: one block of all layers
+    is one contiguous piece of `block_bytes`, so moving a block is one copy.
+
+    Slots that were never written hold anything, NaN included.
+    """
+
+    def __init__(
+        self,
+        layout: KVLayout,
+        num_blocks: int,
+        device: torch.device,
+        allocate: AllocateMemory = allocate_memory,
+    ) -> None:
+        self.layout = layout
+        self.num_blocks = num_blocks
+        self.block_bytes = layout.block_bytes
+        memory = allocate(num_blocks * self.block_bytes, device)
+        self.tensor = memory.view(DTYPES[layout.dtype]).view(num_blocks, *layout.block_shape)
+        self._bytes = memory.view(num_blocks, self.block_bytes)
+
+    def block_view(self, block_id: int) -> memoryview:
+        """One block's bytes, writable, without a copy. CPU pools only."""
+        if self._bytes.device.type != "cpu":
+            raise ValueError("a block on a GPU has no view in host memory")
+        return self._bytes[block_id].numpy().data
+
+    def poison(self, block_ids: Sequence[int]) -> None:
+        """Fill blocks with NaN, so that a read of what was never written shows."""
+        self.tensor[list(block_ids)] = float("nan")

@@ -1,0 +1,51 @@
+"""Noise that depends on nothing but (seed, position, token id): counter-based, so a token drawn alone,
+in any batch, again after a preemption or on another worker is the same token.
+
+SplitMix64's finalizer (Steele, Lea, Flood: Fast Splittable Pseudorandom Number Generators, 2014) is the
+hash. `argmax(logits + gumbel)` is a draw from softmax(logits) (the Gumbel-max trick).
+"""
+
+from __future__ import annotations
+
+import torch
+
+_MASK = (1 << 64) - 1
+_GAMMA = 0x9E3779B97F4A7C15
+_MIX_1 = 0xBF58476D1CE4E5B9
+_MIX_2 = 0x94D049BB133111EB
+
+
+def noise_key(seed: int, position: int) -> int:
+    """A 64-bit key for one draw, as a signed number (what an int64 tensor can hold)."""
+    return _signed(_mix((_mix(seed & _MASK) + position * _GAMMA) & _MASK))
+
+
+def gumbel(keys: torch.Tensor, token_ids: torch.Tensor) -> torch.Tensor:
+    """keys [R, 1] int64, token_ids [R or 1, K] int64 → float32 [R, K]."""
+    hashed = _mix_tensor(keys + (token_ids + 1) * _signed(_GAMMA))
+    # 53 bits to (0, 1); float32 keeps 24 of them wherever the leading one is, so the upper tail is fine.
+    # 1 itself would give -inf, which must stay the mark of what cannot be drawn.
+    uniform = (_shift(hashed, 11).to(torch.float32) + 0.5).mul_(2.0**-53).clamp_(max=1 - 2.0**-24)
+    return uniform.neg_().log1p_().neg_().log_().neg_()
+
+
+def _mix(z: int) -> int:
+    z = ((z ^ (z >> 30)) * _MIX_1) & _MASK
+    z = ((z ^ (z >> 27)) * _MIX_2) & _MASK
+    return z ^ (z >> 31)
+
+
+def _mix_tensor(z: torch.Tensor) -> torch.Tensor:
+    """The same on int64, whose products wrap like unsigned ones."""
+    z = (z ^ _shift(z, 30)) * _signed(_MIX_1)
+    z = (z ^ _shift(z, 27)) * _signed(_MIX_2)
+    return z ^ _shift(z, 31)
+
+
+def _shift(z: torch.Tensor, bits: int) -> torch.Tensor:
+    """A shift to the right that brings in zeros."""
+    return (z >> bits) & ((1 << (64 - bits)) - 1)
+
+
+def _signed(z: int) -> int:
+    return z - (1 << 64) if z >> 63 else z

@@ -1,0 +1,33 @@
+"""Runs the model on one step's rows."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+
+from engine.batch import BatchRow, pack
+from engine.kv_pool import KVPool
+from engine.loading import LoadedModel
+
+
+class ModelRunner:
+    def __init__(self, model: LoadedModel, pool: KVPool) -> None:
+        self._module = model.module
+        self._pool = pool
+
+    @torch.inference_mode()
+    def run(self, rows: Sequence[BatchRow], wants_logits: Sequence[bool]) -> torch.Tensor:
+        """Computes all rows, their K and V into the pool → logits [R, V] of the last token of each row
+        that wants them, in order.
+        """
+        batch = pack(rows, wants_logits, self._pool)
+        output = self._module(
+            input_ids=batch.input_ids,
+            position_ids=batch.position_ids,
+            use_cache=False,
+            logits_to_keep=batch.logit_rows,
+            paged_batch=batch.paged,
+        )
+        logits: torch.Tensor = output.logits[0]
+        return logits

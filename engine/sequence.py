@@ -1,0 +1,103 @@
+"""One sequence while the engine has it.
+
+    WAITING ──▶ RUNNING ⇄ PREEMPTED
+       │           │          │
+       │           ├──▶ FINISHED        (its reason is in the last output)
+       └───────────┴──────────┴──▶ CANCELLED | FAILED
+
+Whatever it needs, it is one case: `num_computed_tokens` catches up with `num_tokens`, and a step that
+closes the gap draws the next token. Prompt, known output and drawn output lie in one list.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from enum import Enum
+
+from engine.errors import IntegrityError
+from engine.prefix import BlockHash
+from engine.request import SequenceRequest, Until
+
+
+class SequenceState(Enum):
+    WAITING = "waiting"
+    RUNNING = "running"
+    PREEMPTED = "preempted"
+    FINISHED = "finished"
+    CANCELLED = "cancelled"
+    FAILED = "failed"
+
+
+_ENDS = {SequenceState.CANCELLED, SequenceState.FAILED}
+_MOVES: dict[SequenceState, set[SequenceState]] = {
+    SequenceState.WAITING: {SequenceState.RUNNING} | _ENDS,
+    SequenceState.RUNNING: {SequenceState.PREEMPTED, SequenceState.FINISHED} | _ENDS,
+    SequenceState.PREEMPTED: {SequenceState.RUNNING} | _ENDS,
+    SequenceState.FINISHED: set(),
+    SequenceState.CANCELLED: set(),
+    SequenceState.FAILED: set(),
+}
+
+
+class Sequence:
+    def __init__(self, request: SequenceRequest, arrival: int, accepted_at_s: float) -> None:
+        self.request = request
+        self.arrival = arrival  # counts up: the youngest has the largest
+        self.state = SequenceState.WAITING
+        self.token_ids = [*request.prompt_token_ids, *request.known_token_ids]
+        self.num_prompt_tokens = len(request.prompt_token_ids)
+        self.num_computed_tokens = 0
+        self.block_table: list[int] = []
+        self.block_hashes: list[BlockHash] = []  # names of its first full blocks, as far as anybody asked
+        self.num_registered_blocks = 0
+        self.hold_blocks = request.hold_blocks
+        self.is_recomputing = False  # preempted once, and not caught up since
+        self.num_cached_tokens: int | None = None  # prompt tokens found in the cache at its first start
+        self.accepted_at_s = accepted_at_s
+        self.began_at_s: float | None = None
+        self._output_counts: Counter[int] | None = None
+
+    @property
+    def sequence_id(self) -> str:
+        return self.request.sequence_id
+
+    @property
+    def num_tokens(self) -> int:
+        return len(self.token_ids)
+
+    @property
+    def num_output_tokens(self) -> int:
+        return len(self.token_ids) - self.num_prompt_tokens
+
+    @property
+    def num_new_tokens(self) -> int:
+        """Tokens that joined here; the one an add_computed brings counts."""
+        return self.num_output_tokens - len(self.request.known_token_ids)
+
+    @property
+    def num_missing_tokens(self) -> int:
+        return len(self.token_ids) - self.num_computed_tokens
+
+    @property
+    def max_kv_tokens(self) -> int:
+        """The most tokens whose K and V this engine will ever store for it: the last one drawn needs none."""
+        if self.request.until is Until.FIRST_TOKEN:
+            return self.num_prompt_tokens + len(self.request.known_token_ids)
+        return self.num_prompt_tokens + self.request.stop.max_tokens - 1
+
+    @property
+    def output_counts(self) -> Counter[int]:
+        """How often each token was drawn; made when a penalty first asks."""
+        if self._output_counts is None:
+            self._output_counts = Counter(self.token_ids[self.num_prompt_tokens :])
+        return self._output_counts
+
+    def append(self, token_id: int) -> None:
+        self.token_ids.append(token_id)
+        if self._output_counts is not None:
+            self._output_counts[token_id] += 1
+
+    def move(self, state: SequenceState) -> None:
+        if state not in _MOVES[self.state]:
+            raise IntegrityError(f"{self.sequence_id}: {self.state.value} → {state.value} is no legal move")
+        self.state = state

