@@ -1,0 +1,89 @@
+"""D's side of a hand-over: blocks that wait for KV, who may write them, and when they are free again.
+
+    RESERVED ──Open──▶ RECEIVING ──Commit──▶ READY ──engine took it──▶ CONSUMED
+        └───────────────┴──────────────────────┘
+                 release, failure │ lease ran out
+                    ABORTED ◀─────┴─────▶ EXPIRED
+                        └──▶ QUARANTINED ◀──┘
+                                 └──▶ FREED
+
+A reservation is single-use. Its blocks go back only from QUARANTINED to FREED, with a proof that nobody
+writes them any more. Where a thread of ours does the writing (grpc, memory), the proof is that the thread
+has left `writing`. Where P's process writes by itself, only its Closed or its proven death is one; a
+broken stream is none.
+
+The lease is a duration. It runs anew from each frame that was accepted, and stops counting at READY: from
+there on the router's Subscribe keeps the sequence.
+"""
+
+from __future__ import annotations
+
+from enum import Enum, auto
+
+from engine.errors import IntegrityError
+from engine.request import NewToken
+from engine.reservations import BlockReservation
+from kv_transfer.frame import Digest, TransferKey
+
+
+class ReservationState(Enum):
+    RESERVED = auto()
+    RECEIVING = auto()
+    READY = auto()
+    CONSUMED = auto()
+    ABORTED = auto()
+    EXPIRED = auto()
+    QUARANTINED = auto()
+    FREED = auto()
+
+
+_S = ReservationState
+LEGAL_MOVES: dict[ReservationState, frozenset[ReservationState]] = {
+    _S.RESERVED: frozenset({_S.RECEIVING, _S.ABORTED, _S.EXPIRED}),
+    _S.RECEIVING: frozenset({_S.READY, _S.ABORTED, _S.EXPIRED}),
+    _S.READY: frozenset({_S.CONSUMED, _S.ABORTED, _S.EXPIRED}),
+    _S.CONSUMED: frozenset(),
+    _S.ABORTED: frozenset({_S.QUARANTINED}),
+    _S.EXPIRED: frozenset({_S.QUARANTINED}),
+    _S.QUARANTINED: frozenset({_S.FREED}),
+    _S.FREED: frozenset(),
+}
+HOLDS_A_LEASE = frozenset({_S.RESERVED, _S.RECEIVING})
+CAN_STILL_END = frozenset({_S.RESERVED, _S.RECEIVING, _S.READY})
+
+
+class Reservation:
+    """One reservation. Only its table touches it, under the table's lock."""
+
+    def __init__(self, key: TransferKey, blocks: BlockReservation, lease_s: float, now: float) -> None:
+        self.key = key
+        self.blocks = blocks
+        self.state = ReservationState.RESERVED
+        self.lease_s = lease_s
+        self.expires_at = now + lease_s
+        # The stream whose Open was accepted; no other may send for this key.
+        self.stream: object | None = None
+        self.next_seq = 0
+        self.next_block = blocks.num_cached_blocks
+        self.digest = Digest()
+        self.first: NewToken | None = None
+        # Threads of ours inside `writing`.
+        self.num_writers = 0
+        # P's process writes by itself and has not said Closed.
+        self.has_remote_writer = False
+
+    def move(self, to: ReservationState) -> None:
+        if to not in LEGAL_MOVES[self.state]:
+            raise IntegrityError(f"reservation {self.key}: {self.state.name} → {to.name}")
+        self.state = to
+
+    @property
+    def num_blocks(self) -> int:
+        return len(self.blocks.block_ids)
+
+    @property
+    def is_written_by_nobody(self) -> bool:
+        return self.num_writers == 0 and not self.has_remote_writer
+
+    def renew(self, now: float) -> None:
+        self.expires_at = now + self.lease_s

@@ -1,0 +1,289 @@
+"""All reservations of one decode worker, and the rules by which frames, releases and leases change them."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections import OrderedDict
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Protocol
+
+from engine.errors import IntegrityError
+from engine.reservations import BlockReservation
+from kv_transfer.frame import Blocks, Commit, TransferKey
+from kv_transfer.reservation import CAN_STILL_END, HOLDS_A_LEASE, Reservation, ReservationState
+from pdserve.v1.errors import Aborted, DataLoss, FailedPrecondition, NotFound, PdserveError, Unavailable
+
+# Transfers whose end is remembered, so that a late message about one is refused for what it is.
+_REMEMBERED = 8192
+
+
+class ReservationEvents(Protocol):
+    """What the owner is told. Called under the table's lock, in the order in which things happened: an
+    implementation passes the event on and returns, and never calls the table back."""
+
+    def on_ready(self, reservation: Reservation) -> None: ...
+
+    def on_failed(self, reservation: Reservation, error: PdserveError) -> None:
+        """It ended without its router having asked for that."""
+
+    def on_quarantined(self, reservation: Reservation) -> None:
+        """It ended, and somebody may still write its blocks."""
+
+    def on_freed(self, reservation: Reservation) -> None: ...
+
+
+class ReservationTable:
+    """Thread-safe. Keyed by (transfer_id, epoch); of one transfer_id only the newest epoch lives."""
+
+    def __init__(
+        self, events: ReservationEvents, block_bytes: int, clock: Callable[[], float] = time.monotonic
+    ) -> None:
+        self._events = events
+        self._block_bytes = block_bytes
+        self._clock = clock
+        self._lock = threading.Lock()
+        self._living: dict[TransferKey, Reservation] = {}
+        # Ended, and waiting for the proof that nobody writes their blocks.
+        self._quarantined: dict[TransferKey, Reservation] = {}
+        self._newest_epoch: OrderedDict[str, int] = OrderedDict()
+        self.num_expired_leases = 0
+        self.bytes_received = 0
+
+    # -- the router's side -------------------------------------------------------------------------
+
+    def check_new(self, key: TransferKey) -> Reservation | None:
+        """The living reservation for `key`, if there is one. Raises FailedPrecondition for a key whose
+        time is over."""
+        with self._lock:
+            found = self._living.get(key)
+            if found is None and key.epoch <= self._newest_epoch.get(key.transfer_id, -1):
+                raise FailedPrecondition(f"{key} was used before", reason="TRANSFER_ENDED")
+            return found
+
+    def add(self, key: TransferKey, blocks: BlockReservation, lease_s: float) -> Reservation:
+        """Takes over `blocks`: they come back through `on_freed`, or go to the engine by `consume`."""
+        with self._lock:
+            newest = self._newest_epoch.get(key.transfer_id, -1)
+            if key.epoch <= newest:
+                raise FailedPrecondition(f"{key} was used before", reason="TRANSFER_ENDED")
+            older = self._living.get(TransferKey(key.transfer_id, newest))
+            if older is not None:
+                self._end(older, ReservationState.ABORTED)
+            reservation = Reservation(key, blocks, lease_s, self._clock())
+            self._living[key] = reservation
+            self._remember(key)
+            return reservation
+
+    def release(self, key: TransferKey) -> bool:
+        """Idempotent. An unknown key is remembered, so that a Reserve that comes late is refused."""
+        with self._lock:
+            self._remember(key)
+            reservation = self._living.get(key)
+            if reservation is not None:
+                self._end(reservation, ReservationState.ABORTED)
+            return reservation is not None
+
+    def consume(self, key: TransferKey) -> Reservation | None:
+        """READY → CONSUMED: the caller now owns the blocks. None where it ended before."""
+        with self._lock:
+            reservation = self._living.get(key)
+            if reservation is None:
+                return None
+            reservation.move(ReservationState.CONSUMED)
+            del self._living[key]
+            return reservation
+
+    # -- leases ------------------------------------------------------------------------------------
+
+    def expire(self) -> float | None:
+        """Ends what has not been renewed in time. Seconds until the next lease could run out, or None."""
+        with self._lock:
+            now = self._clock()
+            leased = [r for r in self._living.values() if r.state in HOLDS_A_LEASE]
+            for reservation in leased:
+                if reservation.expires_at <= now:
+                    self.num_expired_leases += 1
+                    self._end(reservation, ReservationState.EXPIRED)
+                    message = f"{reservation.key}: no KV for {reservation.lease_s} s"
+                    self._events.on_failed(reservation, Unavailable(message, reason="LEASE_EXPIRED"))
+            left = [r.expires_at - now for r in leased if r.state in HOLDS_A_LEASE]
+            return min(left, default=None)
+
+    # -- the prefill worker's side: `stream` is the Push call that speaks -----------------------------
+
+    def open(
+        self, key: TransferKey, stream: object, expected: tuple[int, int], is_remote_writer: bool = False
+    ) -> None:
+        """`expected`: how many blocks P takes the sequence to have, and how many of them D to have cached."""
+        with self._lock:
+            reservation = self._find(key)
+            if expected != (reservation.num_blocks, reservation.blocks.num_cached_blocks):
+                raise FailedPrecondition(f"{key}: other blocks are reserved here", reason="WRONG_BLOCKS")
+            if reservation.stream is stream:
+                return  # the Open came twice
+            if reservation.stream is not None:
+                raise FailedPrecondition(f"{key} is open on another stream", reason="FOREIGN_STREAM")
+            reservation.move(ReservationState.RECEIVING)
+            reservation.stream = stream
+            reservation.has_remote_writer = is_remote_writer
+            reservation.next_seq = 1
+            reservation.renew(self._clock())
+
+    def owned(self, key: TransferKey, stream: object) -> Reservation:
+        """The reservation, if this stream opened it. A refusal here does the reservation no harm."""
+        with self._lock:
+            return self._owned(key, stream)
+
+    def renew(self, key: TransferKey, stream: object) -> None:
+        with self._lock:
+            self._owned(key, stream).renew(self._clock())
+
+    @contextmanager
+    def writing(self, reservation: Reservation, frame: Blocks) -> Iterator[tuple[int, ...]]:
+        """The block ids to write. Until the caller leaves, the blocks cannot be anybody else's; what was
+        written counts only if the reservation still lives then."""
+        with self._lock:
+            block_ids = self._admit(reservation, frame)
+            reservation.num_writers += 1
+        try:
+            yield block_ids
+        finally:
+            with self._lock:
+                reservation.num_writers -= 1
+                self._free_if_proven(reservation)
+        with self._lock:
+            if reservation.state is not ReservationState.RECEIVING:
+                raise Aborted(f"{reservation.key} ended while its blocks arrived", reason="TRANSFER_ENDED")
+            self.bytes_received += frame.num_blocks * self._block_bytes
+            reservation.next_seq += 1
+            reservation.next_block += frame.num_blocks
+            reservation.digest.add(frame.checksum)
+            reservation.renew(self._clock())
+
+    def commit(self, reservation: Reservation, frame: Commit) -> None:
+        """RECEIVING → READY, if every block is there and the digest is that of what was accepted."""
+        with self._lock:
+            if reservation.state is not ReservationState.RECEIVING:
+                raise Aborted(f"{reservation.key} ended before its commit", reason="TRANSFER_ENDED")
+            self._require_next(reservation, frame.seq)
+            if not reservation.next_block == reservation.num_blocks == frame.num_blocks:
+                have = f"{reservation.next_block} of {reservation.num_blocks} blocks are here"
+                raise DataLoss(f"{reservation.key}: commit of {frame.num_blocks}, {have}", reason="MISSING")
+            if frame.digest != reservation.digest.value():
+                raise DataLoss(f"{reservation.key}: the digest of the KV is wrong", reason="KV_DIGEST")
+            reservation.move(ReservationState.READY)
+            reservation.next_seq += 1
+            reservation.first = frame.first
+            self._events.on_ready(reservation)
+
+    def fail(self, reservation: Reservation, error: PdserveError) -> None:
+        """Ends it for something its own stream did. Nothing happens where it ended before."""
+        with self._lock:
+            if reservation.state in HOLDS_A_LEASE:
+                self._end(reservation, ReservationState.ABORTED)
+                self._events.on_failed(reservation, error)
+
+    def abort(self, key: TransferKey, stream: object) -> None:
+        """P takes its transfer back; the router hears of it from P."""
+        with self._lock:
+            reservation = self._living.get(key)
+            is_ours = reservation is not None and reservation.stream is stream
+            if reservation is not None and is_ours and reservation.state is ReservationState.RECEIVING:
+                self._end(reservation, ReservationState.ABORTED)
+
+    def closed(self, key: TransferKey, stream: object) -> None:
+        """P's word that no thread of its own will touch the blocks again."""
+        with self._lock:
+            reservation = self._living.get(key) or self._quarantined.get(key)
+            if reservation is not None and reservation.stream is stream:
+                reservation.has_remote_writer = False
+                self._free_if_proven(reservation)
+
+    def stream_ended(self, stream: object, error: PdserveError) -> None:
+        """No frame will come from it any more. That proves nothing about a remote writer."""
+        with self._lock:
+            for reservation in [r for r in self._living.values() if r.stream is stream]:
+                if reservation.state is ReservationState.RECEIVING:
+                    self._end(reservation, ReservationState.ABORTED)
+                    self._events.on_failed(reservation, error)
+
+    def peer_gone(self, stream: object) -> None:
+        """Proof that the process behind the stream is dead: nothing of it can write."""
+        with self._lock:
+            for reservation in [*self._living.values(), *self._quarantined.values()]:
+                if reservation.stream is stream:
+                    reservation.has_remote_writer = False
+                    self._free_if_proven(reservation)
+
+    # -- the books ---------------------------------------------------------------------------------
+
+    @property
+    def num_reservations(self) -> int:
+        with self._lock:
+            return len(self._living) + len(self._quarantined)
+
+    def check_integrity(self) -> None:
+        with self._lock:
+            for reservation in self._living.values():
+                if reservation.state not in CAN_STILL_END:
+                    raise IntegrityError(f"{reservation.key} lives in state {reservation.state.name}")
+            for reservation in self._quarantined.values():
+                is_waiting = reservation.state is ReservationState.QUARANTINED
+                if not is_waiting or reservation.is_written_by_nobody:
+                    raise IntegrityError(f"{reservation.key} is kept in {reservation.state.name} for nothing")
+
+    # -- under the lock ----------------------------------------------------------------------------
+
+    def _find(self, key: TransferKey) -> Reservation:
+        reservation = self._living.get(key)
+        if reservation is not None:
+            return reservation
+        if key.epoch <= self._newest_epoch.get(key.transfer_id, -1):
+            raise FailedPrecondition(f"{key} is over", reason="TRANSFER_ENDED")
+        raise NotFound(f"no reservation {key}", reason="UNKNOWN_TRANSFER")
+
+    def _owned(self, key: TransferKey, stream: object) -> Reservation:
+        reservation = self._find(key)
+        if reservation.stream is not stream:
+            raise FailedPrecondition(f"{key} was not opened by this stream", reason="FOREIGN_STREAM")
+        return reservation
+
+    def _admit(self, reservation: Reservation, frame: Blocks) -> tuple[int, ...]:
+        if reservation.state is not ReservationState.RECEIVING:
+            raise Aborted(f"{reservation.key} takes no more blocks", reason="TRANSFER_ENDED")
+        self._require_next(reservation, frame.seq)
+        end = frame.first_block + frame.num_blocks
+        if frame.first_block != reservation.next_block or end > reservation.num_blocks:
+            span = f"blocks {frame.first_block}..{end}"
+            due = f"{reservation.next_block}..{reservation.num_blocks}"
+            raise FailedPrecondition(f"{reservation.key}: {span} came, {due} are due", reason="WRONG_BLOCKS")
+        return reservation.blocks.block_ids[frame.first_block : end]
+
+    def _require_next(self, reservation: Reservation, seq: int) -> None:
+        if seq != reservation.next_seq:
+            gap = f"frame {seq} came, {reservation.next_seq} was due"
+            raise Aborted(f"{reservation.key}: {gap}", reason="FRAME_LOST")
+
+    def _end(self, reservation: Reservation, how: ReservationState) -> None:
+        reservation.move(how)
+        reservation.move(ReservationState.QUARANTINED)
+        del self._living[reservation.key]
+        self._quarantined[reservation.key] = reservation
+        if reservation.is_written_by_nobody:
+            self._free_if_proven(reservation)
+        else:
+            self._events.on_quarantined(reservation)
+
+    def _free_if_proven(self, reservation: Reservation) -> None:
+        if reservation.state is ReservationState.QUARANTINED and reservation.is_written_by_nobody:
+            reservation.move(ReservationState.FREED)
+            del self._quarantined[reservation.key]
+            self._events.on_freed(reservation)
+
+    def _remember(self, key: TransferKey) -> None:
+        newest = max(key.epoch, self._newest_epoch.pop(key.transfer_id, 0))
+        self._newest_epoch[key.transfer_id] = newest
+        while len(self._newest_epoch) > _REMEMBERED:
+            self._newest_epoch.popitem(last=False)

@@ -1,0 +1,129 @@
+"""Two ends of a hand-over without engines: what the tests of this folder build on."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Mapping
+from contextlib import ExitStack
+
+import numpy as np
+
+from engine.request import NewToken
+from engine.reservations import BlockReservation
+from kv_transfer.blocks import BufferBlocks
+from kv_transfer.frame import TransferKey
+from kv_transfer.layout import KVLayout
+from kv_transfer.outbound import SenderConfig
+from kv_transfer.receiver import Receiver
+from kv_transfer.reservation import Reservation
+from kv_transfer.reservation_table import ReservationTable
+from kv_transfer.sender import Sender
+from kv_transfer.transfer import PushTarget, Transfer
+from kv_transfer.transport.base import Transport
+from kv_transfer.transport.grpc import GrpcPushServer, GrpcTransport
+from kv_transfer.transport.memory import MemoryTransport
+from pdserve.v1.errors import PdserveError
+
+LAYOUT = KVLayout(2, 2, 8, 4, "float32", "tiny")
+FIRST = NewToken(position=0, token_id=7, logprobs=None)
+INSTANCE = "decode-instance"
+WAIT_S = 10.0
+
+
+class Events:
+    """Records what a table tells its owner, and lets a test wait for it."""
+
+    def __init__(self) -> None:
+        self.log: list[tuple[str, TransferKey]] = []
+        self.errors: dict[TransferKey, PdserveError] = {}
+        self._changed = threading.Condition()
+
+    def _record(self, what: str, reservation: Reservation) -> None:
+        with self._changed:
+            self.log.append((what, reservation.key))
+            self._changed.notify_all()
+
+    def on_ready(self, reservation: Reservation) -> None:
+        self._record("ready", reservation)
+
+    def on_failed(self, reservation: Reservation, error: PdserveError) -> None:
+        self.errors[reservation.key] = error
+        self._record("failed", reservation)
+
+    def on_quarantined(self, reservation: Reservation) -> None:
+        self._record("quarantined", reservation)
+
+    def on_freed(self, reservation: Reservation) -> None:
+        self._record("freed", reservation)
+
+    def wait_for(self, what: str, key: TransferKey) -> None:
+        with self._changed:
+            assert self._changed.wait_for(lambda: (what, key) in self.log, WAIT_S), self.log
+
+    def of(self, key: TransferKey) -> list[str]:
+        return [what for what, other in self.log if other == key]
+
+
+class HandOver:
+    """One P and one D over a transport; the source blocks hold random bytes, D's hold zeros."""
+
+    def __init__(
+        self,
+        transport: Transport,
+        layout: KVLayout = LAYOUT,
+        num_blocks: int = 32,
+        config: SenderConfig | None = None,
+    ) -> None:
+        size = layout.block_bytes
+        self.layout = layout
+        self.events = Events()
+        self.table = ReservationTable(self.events, size)
+        self.source, self.target = BufferBlocks(num_blocks, size), BufferBlocks(num_blocks, size)
+        self.source.array[:] = np.random.default_rng(1).integers(0, 256, self.source.array.shape, np.uint8)
+        self.receiver = Receiver(INSTANCE, layout, self.target, self.table)
+        self.transport_name = transport.name
+        self.address = "decode"
+        self._cleanup = ExitStack()
+        if isinstance(transport, MemoryTransport):
+            transport.listen(self.address, self.receiver)
+        else:
+            server = GrpcPushServer(self.receiver, "127.0.0.1", 0, size)
+            server.start()
+            self.address = server.address
+            self._cleanup.callback(server.stop)
+        transports: Mapping[str, Transport] = {transport.name: transport}
+        self.sender = Sender(layout, self.source, transports, config)
+        self._cleanup.callback(self.sender.close)
+
+    def reserve(
+        self,
+        name: str,
+        block_ids: tuple[int, ...],
+        num_cached: int = 0,
+        epoch: int = 0,
+        lease_s: float = 10.0,
+        instance_id: str = INSTANCE,
+    ) -> PushTarget:
+        key = TransferKey(name, epoch)
+        blocks = BlockReservation(len(self.events.log), block_ids, num_cached, 0, True)
+        self.table.add(key, blocks, lease_s)
+        return PushTarget(
+            key, instance_id, self.address, self.transport_name, num_cached, len(block_ids), lease_s
+        )
+
+    def send_all(
+        self, target: PushTarget, source_ids: tuple[int, ...], num_tokens: int | None = None
+    ) -> Transfer:
+        transfer = self.sender.open(target)
+        transfer.commit(source_ids, num_tokens or len(source_ids) * self.layout.block_size, FIRST)
+        return transfer
+
+    def close(self) -> None:
+        self._cleanup.close()
+        self.table.check_integrity()
+        assert self.table.num_reservations == 0
+        assert self.sender.num_transfers == 0
+
+
+def make_transport(name: str) -> Transport:
+    return MemoryTransport() if name == "memory" else GrpcTransport(LAYOUT.block_bytes)

@@ -1,0 +1,243 @@
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable
+
+import pytest
+from hand_over import FIRST, Events
+
+from engine.errors import IntegrityError
+from engine.reservations import BlockReservation
+from kv_transfer.frame import Blocks, Commit, Digest, TransferKey
+from kv_transfer.reservation import LEGAL_MOVES, Reservation, ReservationState
+from kv_transfer.reservation_table import ReservationTable
+from pdserve.v1.errors import Aborted, DataLoss, FailedPrecondition, NotFound, PdserveError, Unavailable
+
+KEY = TransferKey("a", 1)
+BLOCKS = BlockReservation(1, (10, 11, 12), 1, 12, True)
+STREAM, OTHER = object(), object()
+STATES = list(ReservationState)
+
+
+class Clock:
+    now = 0.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+@pytest.fixture
+def clock() -> Clock:
+    return Clock()
+
+
+@pytest.fixture
+def events() -> Events:
+    return Events()
+
+
+@pytest.fixture
+def table(events: Events, clock: Clock) -> ReservationTable:
+    return ReservationTable(events, 8, clock)
+
+
+def receiving(table: ReservationTable) -> Reservation:
+    table.add(KEY, BLOCKS, 5.0)
+    table.open(KEY, STREAM, (3, 1))
+    return table.owned(KEY, STREAM)
+
+
+def ready(table: ReservationTable) -> Reservation:
+    reservation = receiving(table)
+    with table.writing(reservation, Blocks(KEY, 1, 1, 2, 77)) as block_ids:
+        assert block_ids == (11, 12)
+    table.commit(reservation, Commit(KEY, 2, 3, digest_of(77), FIRST))
+    return reservation
+
+
+def digest_of(*checksums: int) -> int:
+    digest = Digest()
+    for value in checksums:
+        digest.add(value)
+    return digest.value()
+
+
+@pytest.mark.parametrize(("source", "target"), itertools.product(STATES, STATES))
+def test_only_moves_of_the_table_are_possible(source: ReservationState, target: ReservationState) -> None:
+    reservation = Reservation(KEY, BLOCKS, 5.0, 0.0)
+    reservation.state = source
+    if target in LEGAL_MOVES[source]:
+        reservation.move(target)
+        assert reservation.state is target
+    else:
+        with pytest.raises(IntegrityError):
+            reservation.move(target)
+
+
+def test_the_whole_way_ends_with_the_engine_owning_the_blocks(
+    table: ReservationTable, events: Events
+) -> None:
+    ready(table)
+    consumed = table.consume(KEY)
+    assert consumed is not None
+    assert consumed.first == FIRST
+    assert events.of(KEY) == ["ready"]
+    assert table.num_reservations == 0
+    assert table.bytes_received == 16
+
+
+@pytest.mark.parametrize("reach", [receiving, ready, lambda t: t.add(KEY, BLOCKS, 5.0)])
+def test_release_frees_once_from_every_state(table: ReservationTable, events: Events, reach) -> None:  # type: ignore[no-untyped-def]
+    reach(table)
+    assert table.release(KEY)
+    assert not table.release(KEY)
+    assert events.of(KEY).count("freed") == 1
+    assert "failed" not in events.of(KEY)
+    assert table.consume(KEY) is None
+    assert table.num_reservations == 0
+
+
+def test_blocks_are_kept_while_a_thread_writes_them(table: ReservationTable, events: Events) -> None:
+    reservation = receiving(table)
+    writing = table.writing(reservation, Blocks(KEY, 1, 1, 1, 77))
+    writing.__enter__()
+    table.release(KEY)
+    assert events.of(KEY) == ["quarantined"]
+    assert table.num_reservations == 1
+    table.check_integrity()
+    with pytest.raises(Aborted):
+        writing.__exit__(None, None, None)
+    assert events.of(KEY) == ["quarantined", "freed"]
+    assert table.num_reservations == 0
+
+
+def test_a_remote_writers_blocks_need_its_closed_or_its_death(
+    table: ReservationTable, events: Events
+) -> None:
+    proofs: dict[str, Callable[[TransferKey], None]] = {
+        "closed": lambda key: table.closed(key, STREAM),
+        "death": lambda key: table.peer_gone(STREAM),
+    }
+    for name, proof in proofs.items():
+        key = TransferKey(name, 0)
+        table.add(key, BLOCKS, 5.0)
+        table.open(key, STREAM, (3, 1), is_remote_writer=True)
+        table.stream_ended(STREAM, Unavailable("broken"))
+        assert events.of(key) == ["quarantined", "failed"]
+        table.closed(key, OTHER)
+        assert table.num_reservations == 1
+        proof(key)
+        assert events.of(key)[-1] == "freed"
+    assert table.num_reservations == 0
+
+
+def test_a_lease_runs_anew_from_each_frame_and_ends_in_expired(
+    table: ReservationTable, events: Events, clock: Clock
+) -> None:
+    reservation = receiving(table)
+    clock.now = 4.0
+    assert table.expire() == 1.0
+    table.renew(KEY, STREAM)
+    clock.now = 8.0
+    assert table.expire() == 1.0
+    with table.writing(reservation, Blocks(KEY, 1, 1, 1, 77)):
+        pass
+    clock.now = 12.9
+    assert table.expire() == pytest.approx(0.1)
+    clock.now = 13.0
+    assert table.expire() is None
+    assert events.of(KEY) == ["freed", "failed"]
+    assert events.errors[KEY].reason == "LEASE_EXPIRED"
+    assert table.num_expired_leases == 1
+    with pytest.raises(FailedPrecondition):
+        table.renew(KEY, STREAM)
+
+
+def test_a_ready_reservation_does_not_expire(table: ReservationTable, clock: Clock) -> None:
+    ready(table)
+    clock.now = 1e9
+    assert table.expire() is None
+    assert table.consume(KEY) is not None
+
+
+@pytest.mark.parametrize(
+    ("attempt", "error"),
+    [
+        (lambda t, r: t.owned(TransferKey("b", 1), STREAM), NotFound),  # forged
+        (lambda t, r: t.owned(TransferKey("a", 0), STREAM), FailedPrecondition),  # stale
+        (lambda t, r: t.owned(KEY, OTHER), FailedPrecondition),  # foreign
+        (lambda t, r: t.open(KEY, OTHER, (3, 1)), FailedPrecondition),  # taken
+        (lambda t, r: t.renew(KEY, OTHER), FailedPrecondition),
+        (lambda t, r: t.open(KEY, STREAM, (4, 1)), FailedPrecondition),
+        (lambda t, r: t.add(KEY, BLOCKS, 5.0), FailedPrecondition),
+        (lambda t, r: t.check_new(TransferKey("a", 0)), FailedPrecondition),
+        (lambda t, r: t.writing(r, Blocks(KEY, 2, 1, 1, 7)).__enter__(), Aborted),  # a gap
+        (lambda t, r: t.writing(r, Blocks(KEY, 1, 0, 1, 7)).__enter__(), FailedPrecondition),  # cached
+        (lambda t, r: t.writing(r, Blocks(KEY, 1, 1, 3, 7)).__enter__(), FailedPrecondition),  # too far
+        (lambda t, r: t.commit(r, Commit(KEY, 1, 3, digest_of(), FIRST)), DataLoss),  # blocks are missing
+    ],
+)
+def test_what_does_not_belong_is_refused_and_changes_nothing(
+    table: ReservationTable,
+    attempt,  # type: ignore[no-untyped-def]
+    error: type[PdserveError],
+) -> None:
+    reservation = receiving(table)
+    with pytest.raises(error):
+        attempt(table, reservation)
+    assert reservation.state is ReservationState.RECEIVING
+    assert reservation.num_writers == 0
+    table.release(KEY)
+
+
+def test_a_wrong_digest_is_data_loss(table: ReservationTable) -> None:
+    reservation = receiving(table)
+    with table.writing(reservation, Blocks(KEY, 1, 1, 2, 77)):
+        pass
+    with pytest.raises(DataLoss):
+        table.commit(reservation, Commit(KEY, 2, 3, digest_of(78), FIRST))
+    table.release(KEY)
+
+
+def test_a_used_hand_off_is_refused_whatever_comes(table: ReservationTable) -> None:
+    reservation = ready(table)
+    table.consume(KEY)
+    for attempt in (
+        lambda: table.open(KEY, STREAM, (3, 1)),
+        lambda: table.owned(KEY, STREAM),
+        lambda: table.add(KEY, BLOCKS, 5.0),
+        lambda: table.check_new(KEY),
+    ):
+        with pytest.raises(FailedPrecondition):
+            attempt()
+    with pytest.raises(Aborted):
+        table.commit(reservation, Commit(KEY, 3, 3, digest_of(77), FIRST))
+
+
+def test_a_release_before_its_reserve_keeps_the_late_reserve_out(table: ReservationTable) -> None:
+    assert not table.release(KEY)
+    with pytest.raises(FailedPrecondition):
+        table.check_new(KEY)
+
+
+def test_a_newer_epoch_ends_the_older_one(table: ReservationTable, events: Events) -> None:
+    table.add(KEY, BLOCKS, 5.0)
+    newer = TransferKey("a", 2)
+    table.add(newer, BLOCKS, 5.0)
+    assert events.of(KEY) == ["freed"]
+    assert table.num_reservations == 1
+    assert table.check_new(newer) is not None
+    table.release(newer)
+
+
+def test_a_broken_stream_ends_only_what_it_was_filling(table: ReservationTable, events: Events) -> None:
+    receiving(table)
+    second, third = TransferKey("b", 0), TransferKey("c", 0)
+    table.add(second, BLOCKS, 5.0)
+    table.add(third, BLOCKS, 5.0)
+    table.open(third, OTHER, (3, 1))
+    table.stream_ended(STREAM, Unavailable("broken"))
+    assert events.of(KEY) == ["freed", "failed"]
+    assert table.num_reservations == 2
+    table.release(second)
+    table.release(third)
