@@ -1,0 +1,89 @@
+"""The contract of a transport: how the frames of a prefill worker reach a decode worker.
+
+**One connection** for each pair of processes carries the frames of all their transfers, one way, and the
+answers to them, the other way.
+
+*Order.* What is sent is accepted in the order of the `send` calls, or not at all. Answers come in the
+order of acceptance.
+
+*Idempotence.* Within a transfer every Open, Blocks and Commit has its seq, counted from 0. A frame that
+arrives twice is applied once, and acknowledged again while its transfer lives; after a gap the transfer is
+refused. A transport need not repeat anything: what is lost fails its transfer, and the router tries again
+with a new epoch.
+
+*Who frees.* `send` has done with the payload when it returns: the sender may let go of the blocks then.
+The receiving side writes only inside `ReservationTable.writing`; a reservation that ends meanwhile keeps
+its blocks (QUARANTINED) until the writing thread has left. A transport whose sender writes D's memory by
+itself opens its reservations with `is_remote_writer`: then only Closed, or the proven death of the
+sender's process, frees them.
+
+*A dead peer.* `connect` gives up after its own deadline. A connection that breaks calls `on_lost` once,
+and every later `send` raises; all its transfers are failed by the sender, and all reservations that its
+frames had opened by the receiver (`Receiver.disconnect`). A peer that is stopped and not dead is noticed
+by the sender's ack timeout and by the receiver's leases, not by the transport.
+
+*Threads.* `send` is called by one thread at a time; it blocks while the peer takes nothing, for a bounded
+time. `close` may be called from any thread (`on_reply` and `on_lost` apart, which run inside the
+transport), ends a blocked `send`, and returns when no callback is running any more.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Protocol
+
+from kv_transfer.frame import Buffer, Header
+from pdserve.v1.errors import PdserveError
+
+
+class ConnectionEvents(Protocol):
+    """Called from the transport's threads; must not block."""
+
+    def on_reply(self, raw: bytes) -> None: ...
+
+    def on_lost(self, error: PdserveError) -> None: ...
+
+
+class Connection(Protocol):
+    """P's end."""
+
+    def send(self, header: Header, payload: Sequence[Buffer]) -> None:
+        """Raises Unavailable where the connection is lost or closed, or the peer takes nothing."""
+        ...
+
+    def close(self) -> None:
+        """Idempotent. Calls no `on_lost`."""
+        ...
+
+
+class Transport(Protocol):
+    """P's way to any D. `name` is what a reservation names."""
+
+    name: str
+
+    def connect(self, address: str, events: ConnectionEvents) -> Connection:
+        """Raises Unavailable where nobody answers in time."""
+        ...
+
+
+class InboundStream:
+    """D's end of one connection: an identity, by which a reservation knows its sender."""
+
+    __slots__ = ("peer",)
+
+    def __init__(self, peer: str) -> None:
+        self.peer = peer
+
+
+class FrameSink(Protocol):
+    """What a transport delivers to on D (`Receiver`)."""
+
+    def connect(self, peer: str) -> InboundStream: ...
+
+    def accept(self, stream: InboundStream, raw: bytes) -> bytes | None:
+        """Raises FrameError where the stream must be ended."""
+        ...
+
+    def disconnect(self, stream: InboundStream) -> None:
+        """Once for each `connect`, when no `accept` of this stream is running or will come."""
+        ...

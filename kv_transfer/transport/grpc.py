@@ -1,0 +1,181 @@
+"""Frames as the messages of one bidirectional gRPC stream, `/pdserve.v1.KVTransfer/Push`.
+
+The sync API, on threads of its own: the asyncio loop that streams tokens never carries KV. Both ends
+register the method raw (no serializer), so that gRPC hands over the very bytes of a frame.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+
+import grpc
+
+from kv_transfer.frame import Buffer, FrameError, Header, encode, max_message_bytes
+from kv_transfer.transport.base import ConnectionEvents, FrameSink
+from pdserve.v1.errors import PdserveError, Unavailable, from_rpc_error
+
+SERVICE = "pdserve.v1.KVTransfer"
+PUSH = f"/{SERVICE}/Push"
+_KEEPALIVE_MS = 10_000
+_KEEPALIVE_TIMEOUT_MS = 5_000
+# A server ends a client that pings more often than this.
+_MIN_PING_MS = 5_000
+log = logging.getLogger(__name__)
+
+ChannelOptions = list[tuple[str, int]]
+
+
+def _options(block_bytes: int) -> ChannelOptions:
+    limit = max_message_bytes(block_bytes)
+    return [
+        ("grpc.max_send_message_length", limit),
+        ("grpc.max_receive_message_length", limit),
+        ("grpc.keepalive_time_ms", _KEEPALIVE_MS),
+        ("grpc.keepalive_timeout_ms", _KEEPALIVE_TIMEOUT_MS),
+        ("grpc.http2.min_ping_interval_without_data_ms", _MIN_PING_MS),
+        ("grpc.http2.max_pings_without_data", 0),
+        ("grpc.keepalive_permit_without_calls", 1),
+    ]
+
+
+class GrpcTransport:
+    """P's side. Both sides know the largest message from the size of a block."""
+
+    name = "grpc"
+
+    def __init__(
+        self, block_bytes: int, connect_timeout_s: float = 5.0, send_timeout_s: float = 10.0
+    ) -> None:
+        # A connection of its own, not one shared with the control plane of the same process.
+        self._options = [*_options(block_bytes), ("grpc.use_local_subchannel_pool", 1)]
+        self._connect_timeout_s = connect_timeout_s
+        self._send_timeout_s = send_timeout_s
+
+    def connect(self, address: str, events: ConnectionEvents) -> GrpcConnection:
+        channel = grpc.insecure_channel(address, options=self._options)
+        try:
+            grpc.channel_ready_future(channel).result(timeout=self._connect_timeout_s)
+        except grpc.FutureTimeoutError:
+            channel.close()
+            waited = f"{self._connect_timeout_s} s"
+            raise Unavailable(f"{address} took no KV connection in {waited}", reason="KV_CONNECT") from None
+        return GrpcConnection(channel, events, self._send_timeout_s)
+
+
+class GrpcConnection:
+    def __init__(self, channel: grpc.Channel, events: ConnectionEvents, send_timeout_s: float) -> None:
+        self._channel = channel
+        self._events = events
+        self._outgoing = _Handover(send_timeout_s)
+        self._call = channel.stream_stream(PUSH, None, None)(iter(self._outgoing))
+        self._reader = threading.Thread(target=self._read, name="kv-acks", daemon=True)
+        self._reader.start()
+
+    def send(self, header: Header, payload: Sequence[Buffer]) -> None:
+        self._outgoing.put(encode(header, payload))
+
+    def close(self) -> None:
+        self._outgoing.close()
+        self._call.cancel()  # type: ignore[no-untyped-call]  # untyped in grpc-stubs
+        if threading.current_thread() is not self._reader:
+            self._reader.join()
+        self._channel.close()
+
+    def _read(self) -> None:
+        error: PdserveError = Unavailable("the decode worker ended the stream", reason="KV_STREAM_BROKEN")
+        try:
+            for reply in self._call:
+                self._events.on_reply(reply)
+        except grpc.RpcError as broken:
+            error = from_rpc_error(broken)
+        if self._outgoing.close():
+            lost = f"the KV stream broke: {error.message}"
+            self._events.on_lost(Unavailable(lost, reason="KV_STREAM_BROKEN"))
+
+
+class _Handover:
+    """One frame at a time from the sending thread to gRPC's: `put` waits until the one before was taken."""
+
+    def __init__(self, timeout_s: float) -> None:
+        self._timeout_s = timeout_s
+        self._wake = threading.Condition()
+        self._frame: bytes | None = None
+        self._is_closed = False
+
+    def put(self, frame: bytes) -> None:
+        with self._wake:
+            if not self._wake.wait_for(lambda: self._frame is None or self._is_closed, self._timeout_s):
+                raise Unavailable(f"the peer took nothing for {self._timeout_s} s", reason="KV_SEND_TIMEOUT")
+            if self._is_closed:
+                raise Unavailable("the KV stream is closed", reason="KV_STREAM_BROKEN")
+            self._frame = frame
+            self._wake.notify_all()
+
+    def close(self) -> bool:
+        """Whether it was open until now."""
+        with self._wake:
+            was_open, self._is_closed = not self._is_closed, True
+            self._wake.notify_all()
+            return was_open
+
+    def __iter__(self) -> Iterator[bytes]:
+        while (frame := self._take()) is not None:
+            yield frame
+
+    def _take(self) -> bytes | None:
+        with self._wake:
+            self._wake.wait_for(lambda: self._frame is not None or self._is_closed)
+            frame, self._frame = self._frame, None
+            self._wake.notify_all()
+            return frame
+
+
+class GrpcPushServer:
+    """D's side: a thread for each prefill worker that is connected."""
+
+    def __init__(
+        self, sink: FrameSink, host: str, port: int, block_bytes: int, max_streams: int = 128
+    ) -> None:
+        self._sink = sink
+        self._host = host
+        self._threads = ThreadPoolExecutor(max_streams, thread_name_prefix="kv-push")
+        self._server = grpc.server(
+            self._threads,
+            options=[*_options(block_bytes), ("grpc.so_reuseport", 0)],
+            maximum_concurrent_rpcs=max_streams,
+        )
+        handler = grpc.stream_stream_rpc_method_handler(self._push)
+        self._server.add_generic_rpc_handlers(
+            (grpc.method_handlers_generic_handler(SERVICE, {"Push": handler}),)
+        )
+        # Raises RuntimeError, which names the address, where the port is taken.
+        self.port = self._server.add_insecure_port(f"{host}:{port}")
+
+    @property
+    def address(self) -> str:
+        return f"{self._host}:{self.port}"
+
+    def start(self) -> None:
+        self._server.start()
+
+    def stop(self) -> None:
+        """Ends the streams and returns when their threads have left."""
+        self._server.stop(grace=None).wait()
+        self._threads.shutdown(wait=True)
+
+    def _push(self, frames: Iterator[bytes], context: grpc.ServicerContext) -> Iterator[bytes]:
+        stream = self._sink.connect(context.peer())
+        try:
+            for raw in frames:
+                reply = self._sink.accept(stream, raw)
+                if reply is not None:
+                    yield reply
+        except FrameError as error:
+            context.abort(grpc.StatusCode.INVALID_ARGUMENT, str(error))
+        except grpc.RpcError as error:  # the caller went away
+            log.info("push stream from=%s ended: %s", stream.peer, error)
+        finally:
+            self._sink.disconnect(stream)

@@ -1,0 +1,120 @@
+"""Frames by way of memory, in one process, with everything that can go wrong at hand: for tests.
+
+Frames are encoded and decoded as on a wire.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections import deque
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+
+from kv_transfer.frame import Buffer, FrameError, Header, encode
+from kv_transfer.transport.base import Connection, ConnectionEvents, FrameSink
+from pdserve.v1.errors import Unavailable
+
+
+@dataclass(frozen=True)
+class Faults:
+    """What happens to the frames of a connection, numbered from 0 in the order of sending."""
+
+    # Seconds before frame k is delivered.
+    delay_s: Callable[[int], float] = lambda _: 0.0
+    # Frame k, and with it all behind it, waits until the event is set.
+    hold: Mapping[int, threading.Event] = field(default_factory=dict)
+    drop: frozenset[int] = frozenset()
+    duplicate: frozenset[int] = frozenset()
+    # Of these frames one bit of the last byte is flipped.
+    corrupt: frozenset[int] = frozenset()
+    # The connection dies instead of delivering this frame.
+    kill_at: int | None = None
+
+
+class MemoryTransport:
+    """Connects to the sinks that `listen` was called with. One object serves both sides."""
+
+    name = "memory"
+
+    def __init__(self, faults: Faults | None = None, name: str = "memory") -> None:
+        self.name = name
+        self.faults = faults or Faults()
+        self._sinks: dict[str, FrameSink] = {}
+
+    def listen(self, address: str, sink: FrameSink) -> None:
+        self._sinks[address] = sink
+
+    def close(self, address: str) -> None:
+        self._sinks.pop(address, None)
+
+    def connect(self, address: str, events: ConnectionEvents) -> Connection:
+        sink = self._sinks.get(address)
+        if sink is None:
+            raise Unavailable(f"nobody listens at {address}", reason="KV_CONNECT")
+        return MemoryConnection(sink, events, self.faults)
+
+
+class MemoryConnection:
+    def __init__(self, sink: FrameSink, events: ConnectionEvents, faults: Faults) -> None:
+        self._sink = sink
+        self._events = events
+        self._faults = faults
+        self._stream = sink.connect("memory")
+        self._wake = threading.Condition()
+        self._frames: deque[bytes] = deque()
+        self._is_closed = False
+        self._thread = threading.Thread(target=self._deliver_all, name="kv-memory", daemon=True)
+        self._thread.start()
+
+    def send(self, header: Header, payload: Sequence[Buffer]) -> None:
+        with self._wake:
+            if self._is_closed:
+                raise Unavailable("the connection is closed", reason="KV_STREAM_BROKEN")
+            self._frames.append(encode(header, payload))
+            self._wake.notify_all()
+
+    def close(self) -> None:
+        with self._wake:
+            self._is_closed = True
+            self._wake.notify_all()
+        for event in self._faults.hold.values():
+            event.set()
+        if threading.current_thread() is not self._thread:
+            self._thread.join()
+
+    def _deliver_all(self) -> None:
+        number = 0
+        error: Unavailable | None = None
+        try:
+            while (raw := self._next()) is not None:
+                self._deliver(number, raw)
+                number += 1
+        except (Unavailable, FrameError) as broken:
+            error = Unavailable(str(broken), reason="KV_STREAM_BROKEN")
+        with self._wake:
+            was_closed, self._is_closed = self._is_closed, True
+        self._sink.disconnect(self._stream)
+        if error is not None and not was_closed:
+            self._events.on_lost(error)
+
+    def _next(self) -> bytes | None:
+        with self._wake:
+            self._wake.wait_for(lambda: self._frames or self._is_closed)
+            return self._frames.popleft() if self._frames else None
+
+    def _deliver(self, number: int, raw: bytes) -> None:
+        faults = self._faults
+        if number in faults.hold:
+            faults.hold[number].wait()
+        if delay_s := faults.delay_s(number):
+            threading.Event().wait(delay_s)
+        if number == faults.kill_at:
+            raise Unavailable(f"killed at frame {number}")
+        if number in faults.drop:
+            return
+        if number in faults.corrupt:
+            raw = raw[:-1] + bytes([raw[-1] ^ 1])
+        for _ in range(2 if number in faults.duplicate else 1):
+            reply = self._sink.accept(self._stream, raw)
+            if reply is not None:
+                self._events.on_reply(reply)

@@ -1,0 +1,424 @@
+"""Sender and receiver together: over every transport, and with each fault of the memory transport."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+
+import grpc
+import numpy as np
+import pytest
+from hand_over import FIRST, INSTANCE, LAYOUT, WAIT_S, HandOver, make_transport
+
+from kv_transfer.frame import (
+    Abort,
+    Ack,
+    Blocks,
+    Commit,
+    Digest,
+    Open,
+    Refused,
+    TransferKey,
+    checksum,
+    decode,
+    encode,
+)
+from kv_transfer.layout import KVLayout, require_equal
+from kv_transfer.outbound import SenderConfig
+from kv_transfer.transfer import TransferReport
+from kv_transfer.transport.base import InboundStream, Transport
+from kv_transfer.transport.grpc import PUSH, GrpcPushServer, GrpcTransport
+from kv_transfer.transport.memory import Faults, MemoryTransport
+from pdserve.v1.errors import Aborted, DataLoss, FailedPrecondition, NotFound, PdserveError, Unavailable
+
+SIZE = LAYOUT.block_bytes
+ONE_BLOCK = SenderConfig(frame_bytes=SIZE, window_bytes=2 * SIZE, ack_timeout_s=10.0)
+IMPATIENT = SenderConfig(frame_bytes=SIZE, window_bytes=2 * SIZE, ack_timeout_s=0.2)
+
+
+@contextmanager
+def hand_over(
+    transport: Transport, config: SenderConfig | None = None, layout: KVLayout = LAYOUT, num_blocks: int = 32
+) -> Iterator[HandOver]:
+    both = HandOver(transport, layout, num_blocks, config)
+    try:
+        yield both
+    finally:
+        both.close()
+
+
+@pytest.fixture(params=["memory", "grpc"])
+def both(request: pytest.FixtureRequest) -> Iterator[HandOver]:
+    with hand_over(make_transport(request.param), ONE_BLOCK) as made:
+        yield made
+
+
+def consume(both: HandOver, key: TransferKey) -> None:
+    both.events.wait_for("ready", key)
+    assert both.table.consume(key) is not None
+
+
+def test_blocks_arrive_where_they_were_reserved(both: HandOver) -> None:
+    target = both.reserve("a", (5, 3, 9))
+    report = both.send_all(target, (0, 1, 2)).done.result(WAIT_S)
+    assert report is not None
+    assert (report.num_blocks, report.transfer_bytes) == (3, 3 * SIZE)
+    assert both.sender.bytes_sent == both.table.bytes_received == 3 * SIZE
+    consume(both, target.key)
+    assert np.array_equal(both.target.array[[5, 3, 9]], both.source.array[[0, 1, 2]])
+    assert not both.target.array[[0, 1, 2, 4, 6, 7, 8]].any()
+
+
+def test_cached_blocks_are_not_sent_and_not_touched(both: HandOver) -> None:
+    target = both.reserve("a", (5, 3, 9), num_cached=2)
+    report = both.send_all(target, (0, 1, 2)).done.result(WAIT_S)
+    assert report is not None
+    assert report.num_blocks == 1
+    consume(both, target.key)
+    assert not both.target.array[[5, 3]].any()
+    assert np.array_equal(both.target.array[9], both.source.array[2])
+
+
+def test_a_wholly_cached_prompt_ships_nothing_but_its_commit(both: HandOver) -> None:
+    target = both.reserve("a", (5, 3), num_cached=2)
+    report = both.send_all(target, (0, 1)).done.result(WAIT_S)
+    assert report is not None
+    assert (report.num_blocks, report.transfer_bytes) == (0, 0)
+    consume(both, target.key)
+
+
+@pytest.mark.parametrize("num_tokens", [1, 3, 4, 5, 7, 8])
+def test_what_lies_behind_the_written_tokens_stays_at_home(both: HandOver, num_tokens: int) -> None:
+    num_blocks = LAYOUT.num_blocks_for(num_tokens)
+    target = both.reserve("a", tuple(range(num_blocks)))
+    both.send_all(target, tuple(range(num_blocks)), num_tokens).done.result(WAIT_S)
+    consume(both, target.key)
+    shape = (num_blocks, 2 * 2 * 2, 4, 8 * 4)  # block, planes, token, bytes
+    arrived, sent = (store.array[:num_blocks].reshape(shape) for store in (both.target, both.source))
+    for token in range(num_blocks * 4):
+        there, here = arrived[token // 4, :, token % 4], sent[token // 4, :, token % 4]
+        assert np.array_equal(there, here) if token < num_tokens else not there.any()
+
+
+def test_finished_blocks_leave_before_the_rest_is_computed(both: HandOver) -> None:
+    target = both.reserve("a", (0, 1, 2, 3))
+    transfer = both.sender.open(target)
+    transfer.offer((0, 1), 2)
+    wait_until(lambda: both.table.bytes_received == 2 * SIZE)
+    transfer.offer((0, 1, 2), 2)  # nothing new
+    transfer.commit((0, 1, 2, 3), 16, FIRST)
+    transfer.done.result(WAIT_S)
+    consume(both, target.key)
+    assert np.array_equal(both.target.array[:4], both.source.array[:4])
+
+
+def test_token_zero_that_ends_it_gives_the_reservation_back_at_once(both: HandOver) -> None:
+    target = both.reserve("a", (0, 1))
+    transfer = both.sender.open(target)
+    transfer.offer((0,), 1)
+    wait_until(lambda: both.table.bytes_received == SIZE)
+    transfer.not_needed()
+    assert transfer.done.result(WAIT_S) is None
+    both.events.wait_for("freed", target.key)
+    assert both.events.of(target.key) == ["freed"]
+
+
+def test_an_abort_at_any_moment_gives_both_sides_back(both: HandOver) -> None:
+    for num_offered in range(4):
+        target = both.reserve(f"abort-{num_offered}", (0, 1, 2))
+        transfer = both.sender.open(target)
+        transfer.offer((0, 1, 2), num_offered)
+        transfer.abort(Aborted("the client went away"))
+        transfer.abort(Aborted("again"))
+        with pytest.raises(Aborted, match="went away"):
+            transfer.done.result(WAIT_S)
+        both.table.release(target.key)
+        both.events.wait_for("freed", target.key)
+
+
+def test_many_at_once_arrive_whole(both: HandOver) -> None:
+    targets = [both.reserve(f"t{i}", (2 * i, 2 * i + 1)) for i in range(16)]
+    transfers = [both.send_all(t, (2 * i + 1, 2 * i)) for i, t in enumerate(targets)]
+    for target, transfer in zip(targets, transfers, strict=True):
+        transfer.done.result(WAIT_S)
+        consume(both, target.key)
+    swapped = [i ^ 1 for i in range(32)]
+    assert np.array_equal(both.target.array, both.source.array[swapped])
+
+
+@pytest.mark.parametrize(
+    ("spoil", "error", "reason"),
+    [
+        ({"instance_id": "an earlier process"}, FailedPrecondition, "WRONG_INSTANCE"),
+        ({"key": TransferKey("forged", 0)}, NotFound, "UNKNOWN_TRANSFER"),
+        ({"key": TransferKey("a", 0)}, FailedPrecondition, "TRANSFER_ENDED"),
+        ({"key": TransferKey("a", 2)}, NotFound, "UNKNOWN_TRANSFER"),
+        ({"num_cached_blocks": 1}, FailedPrecondition, "WRONG_BLOCKS"),
+        ({"num_blocks": 1}, FailedPrecondition, "WRONG_BLOCKS"),
+    ],
+)
+def test_a_hand_off_that_is_not_for_here_is_refused(
+    both: HandOver, spoil: dict[str, str], error: type[PdserveError], reason: str
+) -> None:
+    target = both.reserve("a", (0, 1), epoch=1)
+    transfer = both.sender.open(replace(target, **spoil))  # type: ignore[arg-type]
+    with pytest.raises(error) as caught:
+        transfer.done.result(WAIT_S)
+    assert caught.value.reason == reason
+    # The true one is unharmed.
+    both.send_all(target, (0, 1)).done.result(WAIT_S)
+    consume(both, target.key)
+    replayed = both.send_all(target, (0, 1))
+    with pytest.raises(FailedPrecondition):
+        replayed.done.result(WAIT_S)
+
+
+def test_the_senders_wait_does_not_let_the_lease_run_out(both: HandOver) -> None:
+    target = both.reserve("a", (0,), lease_s=0.3)
+    transfer = both.sender.open(target)
+    deadline = threading.Event()
+    for _ in range(6):
+        deadline.wait(0.1)
+        both.table.expire()
+    transfer.commit((0,), 4, FIRST)
+    assert isinstance(transfer.done.result(WAIT_S), TransferReport)
+    consume(both, target.key)
+
+
+def test_a_lease_that_ran_out_is_a_clear_error_for_the_sender(both: HandOver) -> None:
+    target = both.reserve("a", (0,), lease_s=0.0)
+    both.table.expire()
+    with pytest.raises(FailedPrecondition) as caught:
+        both.send_all(target, (0,)).done.result(WAIT_S)
+    assert caught.value.reason == "TRANSFER_ENDED"
+    assert both.table.num_expired_leases == 1
+
+
+def test_a_released_reservation_stops_its_sender(both: HandOver) -> None:
+    target = both.reserve("a", (0, 1), lease_s=0.3)
+    transfer = both.sender.open(target)
+    transfer.offer((0,), 1)
+    wait_until(lambda: both.table.bytes_received == SIZE)
+    both.table.release(target.key)
+    with pytest.raises(FailedPrecondition):  # by its next sign of life at the latest
+        transfer.done.result(WAIT_S)
+
+
+def test_closing_the_sender_fails_what_is_under_way_on_both_sides(both: HandOver) -> None:
+    target = both.reserve("a", (0, 1))
+    transfer = both.sender.open(target)
+    transfer.offer((0,), 1)
+    wait_until(lambda: both.table.bytes_received == SIZE)
+    both.sender.close()
+    with pytest.raises(Unavailable):
+        transfer.done.result(WAIT_S)
+    both.events.wait_for("freed", target.key)
+    with pytest.raises(Unavailable):
+        both.sender.open(target)
+
+
+def test_layouts_that_differ_are_named() -> None:
+    with pytest.raises(FailedPrecondition, match="dtype: float32 here, bfloat16 there"):
+        require_equal(LAYOUT, KVLayout(2, 2, 8, 4, "bfloat16", "tiny"))
+    with hand_over(MemoryTransport()) as both:
+        other = KVLayout(2, 2, 8, 4, "float32", "another model")
+        stream = both.receiver.connect("test")
+        target = both.reserve("a", (0,))
+        raw = encode(Open(target.key, INSTANCE, "memory", other, 1, 0))
+        reply, _ = decode(both.receiver.accept(stream, raw) or b"")
+        assert isinstance(reply, Refused)
+        assert reply.reason == "LAYOUT_MISMATCH"
+        both.table.release(target.key)
+
+
+# -- the memory transport's faults: frame 0 is Open, then one block a frame, then Commit ----------------
+
+
+@pytest.mark.parametrize("frame", [0, 1, 2, 3])
+def test_a_frame_that_comes_twice_is_applied_once(frame: int) -> None:
+    with hand_over(MemoryTransport(Faults(duplicate=frozenset({frame}))), ONE_BLOCK) as both:
+        target = both.reserve("a", (0, 1))
+        both.send_all(target, (0, 1)).done.result(WAIT_S)
+        consume(both, target.key)
+        assert both.table.bytes_received == 2 * SIZE
+        assert np.array_equal(both.target.array[:2], both.source.array[:2])
+
+
+@pytest.mark.parametrize("frame", [1, 2])
+def test_damage_is_data_loss_on_both_sides(frame: int) -> None:
+    with hand_over(MemoryTransport(Faults(corrupt=frozenset({frame}))), ONE_BLOCK) as both:
+        target = both.reserve("a", (0, 1))
+        with pytest.raises(DataLoss):
+            both.send_all(target, (0, 1)).done.result(WAIT_S)
+        both.events.wait_for("failed", target.key)
+        assert isinstance(both.events.errors[target.key], DataLoss)
+        assert "freed" in both.events.of(target.key)
+
+
+@pytest.mark.parametrize("frame", [0, 1, 2, 3])
+def test_a_lost_frame_fails_its_transfer_in_bounded_time(frame: int) -> None:
+    with hand_over(MemoryTransport(Faults(drop=frozenset({frame}))), IMPATIENT) as both:
+        target = both.reserve("a", (0, 1))
+        with pytest.raises((Aborted, Unavailable)):
+            both.send_all(target, (0, 1)).done.result(WAIT_S)
+        both.table.release(target.key)
+        both.events.wait_for("freed", target.key)
+
+
+@pytest.mark.parametrize("frame", [0, 1, 2, 3])
+def test_a_connection_that_dies_at_a_frame_fails_both_ends_and_the_next_one_works(frame: int) -> None:
+    transport = MemoryTransport(Faults(kill_at=frame))
+    with hand_over(transport, ONE_BLOCK) as both:
+        target = both.reserve("a", (0, 1))
+        with pytest.raises(Unavailable):
+            both.send_all(target, (0, 1)).done.result(WAIT_S)
+        if frame > 0:
+            both.events.wait_for("failed", target.key)
+        both.table.release(target.key)
+        both.events.wait_for("freed", target.key)
+        transport.faults = Faults()
+        again = both.reserve("a", (4, 5), epoch=1)
+        both.send_all(again, (0, 1)).done.result(WAIT_S)
+        consume(both, again.key)
+
+
+def test_a_slow_way_only_takes_longer() -> None:
+    with hand_over(MemoryTransport(Faults(delay_s=lambda k: 0.01 * (k % 3))), ONE_BLOCK) as both:
+        targets = [both.reserve(f"t{i}", (2 * i, 2 * i + 1)) for i in range(8)]
+        transfers = [both.send_all(t, t_ids) for t, t_ids in zip(targets, [(0, 1)] * 8, strict=True)]
+        for target, transfer in zip(targets, transfers, strict=True):
+            transfer.done.result(WAIT_S)
+            consume(both, target.key)
+
+
+def test_a_late_frame_does_not_land_in_blocks_that_are_anothers_by_now() -> None:
+    late = threading.Event()
+    transport = MemoryTransport(Faults(hold={2: late}))
+    with hand_over(transport, ONE_BLOCK) as both:
+        first = both.reserve("a", (0, 1))
+        transfer = both.send_all(first, (0, 1))
+        wait_until(lambda: both.table.bytes_received == SIZE)
+        both.table.release(first.key)
+        both.events.wait_for("freed", first.key)
+        transport.faults = Faults()
+        second = both.reserve("b", (0, 1))
+        # B's frames come on a stream of their own, as from another prefill worker.
+        stream = both.receiver.connect("another")
+        push_by_hand(both, stream, second.key, (2, 3))
+        late.set()
+        with pytest.raises(FailedPrecondition):
+            transfer.done.result(WAIT_S)
+        consume(both, second.key)
+        assert np.array_equal(both.target.array[:2], both.source.array[2:4])
+
+
+def test_the_source_stays_pinned_while_the_sending_thread_reads_it() -> None:
+    gate, inside = threading.Event(), threading.Event()
+    with hand_over(MemoryTransport(), ONE_BLOCK) as both:
+        read = both.source.read
+
+        def slow_read(block_id: int) -> memoryview:
+            inside.set()
+            gate.wait(WAIT_S)
+            return read(block_id)
+
+        both.source.read = slow_read  # type: ignore[method-assign]
+        target = both.reserve("a", (0, 1))
+        transfer = both.send_all(target, (0, 1))
+        assert inside.wait(WAIT_S)
+        transfer.abort(Aborted("gone"))
+        assert not transfer.done.done()
+        assert both.sender.num_transfers == 1
+        gate.set()
+        with pytest.raises(Aborted):
+            transfer.done.result(WAIT_S)
+        both.events.wait_for("freed", target.key)
+
+
+def test_no_more_than_a_window_is_on_its_way() -> None:
+    hold = threading.Event()
+    with hand_over(MemoryTransport(Faults(hold={1: hold})), ONE_BLOCK) as both:
+        target = both.reserve("a", tuple(range(8)))
+        transfer = both.send_all(target, tuple(range(8)))
+        wait_until(lambda: both.sender.bytes_sent == ONE_BLOCK.window_bytes)
+        both.sender.check_integrity()
+        hold.set()
+        transfer.done.result(WAIT_S)
+        assert both.sender.bytes_sent == 8 * SIZE
+        consume(both, target.key)
+
+
+# -- gRPC itself ----------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("mebibytes", [1, 5, 70])
+def test_a_single_block_of_any_size_passes_grpc(mebibytes: int) -> None:
+    layout = KVLayout(1, 1, 1, mebibytes << 17, "float32", "wide")  # one block of this many MiB
+    size = layout.block_bytes
+    assert size == mebibytes << 20
+    with hand_over(GrpcTransport(size), layout=layout, num_blocks=2) as both:
+        target = both.reserve("a", (1, 0))
+        both.send_all(target, (0, 1)).done.result(60)
+        consume(both, target.key)
+        assert np.array_equal(both.target.array[[1, 0]], both.source.array)
+
+
+def test_garbage_ends_its_own_stream_and_no_other() -> None:
+    with hand_over(GrpcTransport(SIZE), ONE_BLOCK) as both:
+        target = both.reserve("a", (0, 1))
+        transfer = both.sender.open(target)
+        transfer.offer((0,), 1)
+        wait_until(lambda: both.table.bytes_received == SIZE)
+        with grpc.insecure_channel(both.address) as channel:
+            for garbage in (b"", b"\xff" * 64, encode(Ack(target.key, 1))):
+                call = channel.stream_stream(PUSH, None, None)(iter([garbage]))
+                with pytest.raises(grpc.RpcError) as caught:
+                    list(call)
+                assert caught.value.code() is grpc.StatusCode.INVALID_ARGUMENT  # type: ignore[attr-defined]
+            theft = encode(Blocks(target.key, 2, 1, 1, 0), [b"x" * SIZE])
+            forged = [encode(Abort(target.key, "mine now")), theft]
+            replies = list(channel.stream_stream(PUSH, None, None)(iter(forged)))
+        assert [type(decode(reply)[0]) for reply in replies] == [Refused]
+        transfer.commit((0, 1), 8, FIRST)
+        transfer.done.result(WAIT_S)
+        consume(both, target.key)
+
+
+def test_a_server_that_is_gone_is_unavailable_soon() -> None:
+    with hand_over(GrpcTransport(SIZE, connect_timeout_s=0.3), ONE_BLOCK) as both:
+        target = both.reserve("a", (0,))
+        transfer = both.send_all(replace(target, address="127.0.0.1:1"), (0,))
+        with pytest.raises(Unavailable) as caught:
+            transfer.done.result(WAIT_S)
+        assert caught.value.reason == "KV_CONNECT"
+        both.table.release(target.key)
+
+
+def test_a_port_that_is_taken_is_an_error_at_once() -> None:
+    with hand_over(GrpcTransport(SIZE)) as both:
+        port = int(both.address.rsplit(":", 1)[1])
+        with pytest.raises(RuntimeError, match=str(port)):
+            GrpcPushServer(both.receiver, "127.0.0.1", port, SIZE)
+
+
+def push_by_hand(both: HandOver, stream: InboundStream, key: TransferKey, source: tuple[int, ...]) -> None:
+    digest = Digest()
+    frames = [encode(Open(key, INSTANCE, "memory", LAYOUT, len(source), 0))]
+    for index, block_id in enumerate(source):
+        payload = both.source.read(block_id)
+        digest.add(checksum([payload]))
+        frames.append(encode(Blocks(key, index + 1, index, 1, checksum([payload])), [payload]))
+    frames.append(encode(Commit(key, len(source) + 1, len(source), digest.value(), FIRST)))
+    for frame in frames:
+        assert isinstance(decode(both.receiver.accept(stream, frame) or b"")[0], Ack)
+
+
+def wait_until(is_true: Callable[[], bool]) -> None:
+    pause = threading.Event()
+    for _ in range(1000):
+        if is_true():
+            return
+        pause.wait(0.01)
+    raise AssertionError("it did not come about")
