@@ -20,7 +20,16 @@ ATTENTION_NAME = "pdserve_paged"
 _QUERY_TILE = 128
 # What models pass along that does not change the result here: rows are packed, and everything is causal.
 _HARMLESS = frozenset(
-    {"dropout", "is_causal", "position_ids", "cache_position", "use_cache", "output_attentions"}
+    {
+        "dropout",
+        "is_causal",
+        "position_ids",
+        "cache_position",
+        "use_cache",
+        "output_attentions",
+        "output_hidden_states",
+        "output_router_logits",
+    }
 )
 
 

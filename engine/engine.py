@@ -10,10 +10,10 @@ import time
 from collections.abc import Callable, Sequence
 
 from engine.block_manager import BlockManager, BlockState
-from engine.config import DEFAULT_KV_CACHE_BYTES, EngineConfig, ModelConfig
-from engine.errors import CannotFit, IntegrityError, ModelError
+from engine.config import EngineConfig, ModelConfig
+from engine.errors import CannotFit, IntegrityError
 from engine.kv_pool import AllocateMemory, KVPool, allocate_memory
-from engine.layout import KVLayout
+from engine.limits import check_fits, engine_limits
 from engine.loading import LoadedModel, load_model
 from engine.prefix import root_hash
 from engine.request import (
@@ -45,7 +45,7 @@ class Engine:
         self.model = model
         self.device = str(model.device)
         self.layout = model.layout(config.block_size)
-        self.limits = _limits(model, config, self.layout)
+        self.limits = engine_limits(model, config, self.layout)
         self.pool = KVPool(self.layout, self.limits.num_blocks, model.device, allocate)
         self._blocks = BlockManager(
             self.limits.num_blocks, on_take=self.pool.poison if config.poison_blocks else None
@@ -114,7 +114,7 @@ class Engine:
         """Blocks and a running place for a sequence whose KV will arrive: `token_ids` are prompt and known
         output, and at most `max_new_tokens` more will be drawn. NoRoom (not now) or CannotFit (never).
         """
-        self._check_tokens(token_ids, max_new_tokens)
+        check_fits(self.limits, token_ids, max_new_tokens)
         return self._scheduler.reserve(list(token_ids), len(token_ids) + max_new_tokens - 1)
 
     def release_reservation(self, reservation: BlockReservation) -> None:
@@ -273,35 +273,7 @@ class Engine:
         if not request.prompt_token_ids:
             raise CannotFit("the prompt is empty")
         known = request.known_token_ids
-        self._check_tokens((*request.prompt_token_ids, *known), request.stop.max_tokens - len(known))
-
-    def _check_tokens(self, token_ids: Sequence[int], max_new_tokens: int) -> None:
-        if max_new_tokens < 1:
-            raise CannotFit("no token is left to draw: max_tokens is reached")
-        total = len(token_ids) + max_new_tokens
-        if total > self.limits.max_sequence_tokens:
-            raise CannotFit(
-                f"prompt and output of {total} tokens: at most {self.limits.max_sequence_tokens} fit here "
-                f"(context {self.limits.max_model_len}, {self.limits.num_blocks} blocks of "
-                f"{self.limits.block_size})"
-            )
-        if min(token_ids) < 0 or max(token_ids) >= self.limits.vocab_size:
-            raise CannotFit(f"a token id is outside the vocabulary of {self.limits.vocab_size}")
-
-
-def _limits(model: LoadedModel, config: EngineConfig, layout: KVLayout) -> EngineLimits:
-    num_blocks = config.num_blocks or (config.kv_cache or DEFAULT_KV_CACHE_BYTES) // layout.block_bytes
-    if num_blocks == 0:
-        raise ModelError(f"kv_cache is smaller than one block of {layout.block_bytes} bytes")
-    max_model_len = min(model.max_model_len, config.max_model_len or model.max_model_len)
-    return EngineLimits(
-        max_model_len=max_model_len,
-        block_size=config.block_size,
-        max_num_seqs=min(config.max_num_seqs, config.max_num_batched_tokens),
-        num_blocks=num_blocks,
-        max_sequence_tokens=min(max_model_len, num_blocks * config.block_size),
-        vocab_size=model.vocab_size,
-    )
+        check_fits(self.limits, (*request.prompt_token_ids, *known), request.stop.max_tokens - len(known))
 
 
 def _prefill_report(sequence: LiveSequence) -> PrefillReport:
@@ -311,6 +283,3 @@ def _prefill_report(sequence: LiveSequence) -> PrefillReport:
         queue_ms=(began_at_s - sequence.accepted_at_s) * 1000,
         prefill_ms=(time.monotonic() - began_at_s) * 1000,
     )
-
-
-__all__ = ["BlockReservation", "Engine"]

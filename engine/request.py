@@ -78,7 +78,7 @@ class StepResult:
 
 @dataclass(frozen=True, slots=True)
 class EngineLimits:
-    """What this engine can take at all; fixed from its start."""
+    """What one engine can take at all; fixed from its start."""
 
     max_model_len: int
     block_size: int

@@ -1,0 +1,78 @@
+"""Greedy output equals transformers' `generate`, whatever family, length, chunks and neighbours."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.models import FAMILIES
+from tests.unit.engine.driving import generate, prompt, request
+
+BLOCK = 16
+CHUNK = 48
+LENGTHS = (1, 2, BLOCK - 1, BLOCK, BLOCK + 1, 2 * BLOCK, CHUNK - 1, CHUNK, CHUNK + 1, 2 * CHUNK + 5)
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_a_batch_of_all_lengths_equals_generate(family, make_engine, reference):
+    engine = make_engine(family, num_blocks=96)
+    prompts = [prompt(length) for length in LENGTHS]
+    outputs = generate(engine, *(request(ids, 24) for ids in prompts))
+    for ids, output in zip(prompts, outputs, strict=True):
+        assert output == reference(family).generate(ids, 24)
+
+
+@pytest.mark.parametrize("length", LENGTHS)
+def test_alone_equals_generate_cold_and_warm(length, engine, reference):
+    ids = prompt(length)
+    expected = reference("llama").generate(ids, 20)
+    assert generate(engine, request(ids)) == [expected]
+    assert generate(engine, request(ids)) == [expected]
+
+
+OTHER_FAMILIES = (
+    *("qwen3_moe", "gemma2", "gemma3_text", "phi3", "gpt_neox", "opt", "granite", "olmo2", "smollm3"),
+    *("cohere", "starcoder2", "gpt_oss", "glm4", "exaone4"),
+)
+
+
+@pytest.mark.parametrize("family", OTHER_FAMILIES)
+def test_further_families_follow_the_reference(family, make_engine, reference):
+    engine = make_engine(family)
+    prompts = [prompt(length) for length in (1, BLOCK, 3 * BLOCK + 1)]
+    for ids, output in zip(prompts, generate(engine, *(request(ids) for ids in prompts)), strict=True):
+        reference(family).assert_follows(ids, output)
+
+
+@pytest.mark.parametrize("num_known", [1, 5, BLOCK, 19])
+def test_a_resumed_sequence_goes_on_where_it_was(num_known, engine, reference):
+    ids = prompt(21)
+    expected = reference("llama").generate(ids, 20)
+    resumed = request(ids, known=expected[:num_known])
+    assert generate(engine, resumed) == [expected[num_known:]]
+
+
+def test_decoding_goes_on_beside_a_long_prompt(make_engine, reference):
+    engine = make_engine(max_num_batched_tokens=16)
+    early = request(prompt(5), 30)
+    engine.add(early)
+    engine.step()
+    late = request(prompt(100), 5)
+    engine.add(late)
+    for _ in range(4):
+        ids = {output.sequence_id for output in engine.step().outputs}
+        assert ids == {early.sequence_id, late.sequence_id}
+    generate(engine)
+
+
+def test_a_pool_without_prefix_cache_gives_the_same(make_engine, reference):
+    engine = make_engine(enable_prefix_caching=False)
+    ids = prompt(2 * BLOCK)
+    expected = reference("llama").generate(ids, 20)
+    assert generate(engine, request(ids), request(ids)) == [expected, expected]
+
+
+@pytest.mark.parametrize("block_size", [1, 4, 32])
+def test_other_block_sizes_give_the_same(block_size, make_engine, reference):
+    engine = make_engine(block_size=block_size, num_blocks=256)
+    ids = prompt(37)
+    assert generate(engine, request(ids), request(prompt(3)))[0] == reference("llama").generate(ids, 20)
