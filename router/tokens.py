@@ -1,0 +1,42 @@
+"""A token on its way from a worker to a client, and what a worker says of a prefill."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from pdserve.v1 import generation_pb2, worker_pb2
+
+
+@dataclass(frozen=True, slots=True)
+class PrefillReport:
+    cached_tokens: int
+    # Accepted by the worker → first chunk begun.
+    queue_ms: float
+    # First chunk begun → first token sampled.
+    prefill_ms: float
+
+
+@dataclass(frozen=True, slots=True)
+class Token:
+    # Index in the output, known tokens counted.
+    position: int
+    token_id: int
+    # Forwarded to the client as it came.
+    logprobs: generation_pb2.PositionLogprobs | None = None
+    # Set on the last token, where the worker ended the sequence.
+    finish_reason: generation_pb2.FinishReason | None = None
+    report: PrefillReport | None = None
+
+
+def token_of(message: worker_pb2.TokenOutput) -> Token:
+    report: PrefillReport | None = None
+    if message.HasField("prefill"):
+        prefill = message.prefill
+        report = PrefillReport(prefill.cached_tokens, prefill.queue_ms, prefill.prefill_ms)
+    return Token(
+        position=message.position,
+        token_id=message.token_id,
+        logprobs=message.logprobs if message.HasField("logprobs") else None,
+        finish_reason=message.finish_reason or None,
+        report=report,
+    )
