@@ -1,0 +1,122 @@
+"""The router's queue: who may begin, and when.
+
+A request leaves it only when some prefill worker can start it soon; until then it holds nothing anywhere
+and can still go to any worker. The queue is bounded for new requests. One that was admitted and comes
+back (no room, lost workers) keeps its place in the order and is never refused.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from pdserve.v1.errors import ResourceExhausted
+from router.attempt import Attempt
+from router.config import QueueOrder
+from router.placing import Placing
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Ticket:
+    attempt: Attempt
+    arrival: float
+    granted: asyncio.Future[None]
+
+
+ORDERS: dict[QueueOrder, Callable[[Ticket], float]] = {
+    QueueOrder.FCFS: lambda ticket: ticket.arrival,
+}
+
+
+class Admission:
+    def __init__(
+        self,
+        max_queued: int,
+        order: QueueOrder,
+        placing: Placing,
+    ) -> None:
+        self._max_queued = max_queued
+        self._order = ORDERS[order]
+        self._placing = placing
+        self._waiting: list[Ticket] = []
+        self._no_room_timer: asyncio.TimerHandle | None = None
+        self._last_grant_at: float | None = None
+        self._grant_interval_s = 1.0
+
+    @property
+    def num_waiting(self) -> int:
+        return len(self._waiting)
+
+    @property
+    def retry_after_s(self) -> float:
+        """About how long the queue takes to move by its length, as it moved of late."""
+        return min(30.0, max(0.1, len(self._waiting) * self._grant_interval_s))
+
+    def refuse_if_full(self, num_more: int = 1) -> None:
+        if self._waiting and len(self._waiting) + num_more > self._max_queued:
+            raise ResourceExhausted(
+                f"the queue is full: {len(self._waiting)} requests wait",
+                reason="QUEUE_FULL",
+                retry_after_s=self.retry_after_s,
+            )
+
+    async def enter(self, attempt: Attempt) -> None:
+        """Wait for a place. Leaving by cancel gives up the ticket; a place given is the attempt's.
+
+        Raises ResourceExhausted where the deadline passes while there is no room.
+        """
+        ticket = Ticket(
+            attempt, attempt.request.timeline.received_at, asyncio.get_running_loop().create_future()
+        )
+        self._waiting.append(ticket)
+        try:
+            self.grant()
+            await ticket.granted
+        except asyncio.CancelledError:
+            if attempt.request.num_refusals and attempt.request.deadline.has_passed:
+                raise ResourceExhausted(
+                    "no room in time", reason="NO_ROOM", retry_after_s=self.retry_after_s
+                ) from None
+            raise
+        finally:
+            if ticket in self._waiting:
+                self._waiting.remove(ticket)
+
+    def grant(self) -> None:
+        """Give places while there are any. Called on every change of what this depends on."""
+        if self._waiting and (error := self._placing.hopeless()) is not None:
+            for ticket in self._waiting:
+                if not ticket.granted.done():
+                    ticket.granted.set_exception(error)
+            self._waiting.clear()
+        while self._waiting and self._no_room_timer is None:
+            ticket = min(self._waiting, key=self._order)
+            if not self._placing.place(ticket.attempt):
+                return
+            self._waiting.remove(ticket)
+            if not ticket.granted.done():
+                ticket.granted.set_result(None)
+            self._note_grant()
+
+    def no_room(self, retry_s: float) -> None:
+        """Decode memory is full: nobody leaves the queue until room is reported, or time has passed."""
+        if self._no_room_timer is None:
+            self._no_room_timer = asyncio.get_running_loop().call_later(retry_s, self.room)
+
+    def room(self) -> None:
+        if self._no_room_timer is not None:
+            self._no_room_timer.cancel()
+            self._no_room_timer = None
+        self.grant()
+
+    def close(self) -> None:
+        if self._no_room_timer is not None:
+            self._no_room_timer.cancel()
+
+    def _note_grant(self) -> None:
+        now = asyncio.get_running_loop().time()
+        if self._last_grant_at is not None:
+            gap = min(30.0, now - self._last_grant_at)
+            self._grant_interval_s += 0.1 * (gap - self._grant_interval_s)
+        self._last_grant_at = now

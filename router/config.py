@@ -1,0 +1,61 @@
+"""What a router is told at its start. Read once; nothing below looks into files or the environment."""
+
+from __future__ import annotations
+
+from enum import Enum
+from pathlib import Path
+from typing import Annotated
+
+from pydantic import BaseModel, ConfigDict, Field
+
+PositiveInt = Annotated[int, Field(gt=0)]
+PositiveSeconds = Annotated[float, Field(gt=0, allow_inf_nan=False)]
+
+
+class QueueOrder(Enum):
+    """Who leaves the router's queue next."""
+
+    FCFS = "fcfs"
+
+
+class RouterSettings(BaseModel):
+    """What a user may set: the `router` section of the cluster's YAML."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    grpc: str = "127.0.0.1:50051"
+    http: str | None = None
+    max_queued_requests: PositiveInt = 256
+    queue_order: QueueOrder = QueueOrder.FCFS
+    # Prompt tokens that may be out at one prefill worker. A longer prompt goes to one with nothing out.
+    prefill_backlog_tokens: PositiveInt = 4096
+    # The time limit of a request whose client set none.
+    default_timeout_s: PositiveSeconds = 300.0
+    max_prompt_bytes: PositiveInt = 4 << 20
+    max_n: PositiveInt = 16
+    # How often one sequence may lose its workers before its client is told.
+    retry_budget: Annotated[int, Field(ge=0)] = 3
+    # For the short calls to a worker: Reserve and Release.
+    worker_timeout_s: PositiveSeconds = 5.0
+    # How long requests in flight may still take after SIGTERM.
+    drain_s: Annotated[float, Field(ge=0)] = 5.0
+
+
+class RouterConfig(RouterSettings):
+    """The settings and who this router is: the file behind `python -m router --config`."""
+
+    cluster: str
+    router_id: str
+    # The name under which clients know the model.
+    model: str
+    # tokenizer.json, config.json and, where there are any, generation_config.json and a chat template.
+    model_dir: Path
+    # Where the controller serves Control.
+    control: str
+    # The cluster's own limit; None: the model's.
+    max_model_len: PositiveInt | None = None
+
+
+def read_config(path: Path) -> RouterConfig:
+    """Raises pydantic.ValidationError (with the key's path) or OSError."""
+    return RouterConfig.model_validate_json(path.read_bytes())

@@ -1,0 +1,43 @@
+"""A time limit on the current task, whatever it waits for. (Python 3.10 has no asyncio.timeout.)"""
+
+from __future__ import annotations
+
+import asyncio
+import sys
+from types import TracebackType
+
+from typing_extensions import Self
+
+from pdserve.v1.errors import DeadlineExceeded
+
+
+class Deadline:
+    """`async with Deadline(seconds)`: cancels what the task waits for and raises DeadlineExceeded."""
+
+    def __init__(self, timeout_s: float) -> None:
+        self._timeout_s = timeout_s
+        self._timer: asyncio.TimerHandle | None = None
+        self._task: asyncio.Task[object] | None = None
+        self.has_passed = False
+
+    async def __aenter__(self) -> Self:
+        self._task = asyncio.current_task()
+        self._timer = asyncio.get_running_loop().call_later(max(0.0, self._timeout_s), self._expire)
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+        if not self.has_passed:
+            return
+        if self._task is not None and sys.version_info >= (3, 11):
+            self._task.uncancel()
+        if kind is asyncio.CancelledError:
+            raise DeadlineExceeded(f"not done within {self._timeout_s:g} s") from error
+
+    def _expire(self) -> None:
+        self.has_passed = True
+        if self._task is not None:
+            self._task.cancel()

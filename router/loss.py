@@ -1,0 +1,67 @@
+"""What a failed attempt means: try again on other workers, wait for room, or tell the client."""
+
+from __future__ import annotations
+
+import random
+from enum import Enum
+
+from pdserve.v1.errors import (
+    Aborted,
+    Cancelled,
+    DataLoss,
+    DeadlineExceeded,
+    FailedPrecondition,
+    NotFound,
+    PdserveError,
+    ResourceExhausted,
+    Unavailable,
+)
+
+LAYOUT_MISMATCH = "LAYOUT_MISMATCH"
+
+
+class Verdict(Enum):
+    RETRY = "retry"  # costs one of the request's retries
+    WAIT = "wait"  # nothing was lost, there was no room
+    FINAL = "final"
+
+
+_RETRIED = (Unavailable, Aborted, NotFound, FailedPrecondition, Cancelled, DeadlineExceeded, DataLoss)
+
+
+class AttemptLost(Exception):
+    """This attempt is over, the request is not."""
+
+    def __init__(self, error: PdserveError, verdict: Verdict) -> None:
+        super().__init__(error.message)
+        self.error = error
+        self.verdict = verdict
+
+
+def judge(error: PdserveError) -> Verdict:
+    """For an error that a worker gave, or that stands for its silence.
+
+    A worker that says INTERNAL met a bug in this very sequence: to show it to every other worker in turn
+    could take them all down.
+    """
+    if isinstance(error, ResourceExhausted):
+        return Verdict.WAIT
+    if error.reason == LAYOUT_MISMATCH:
+        return Verdict.FINAL
+    return Verdict.RETRY if isinstance(error, _RETRIED) else Verdict.FINAL
+
+
+def terminal(error: PdserveError, *, num_tokens: int, num_losses: int) -> PdserveError:
+    """What the client is told when the retries are spent."""
+    if isinstance(error, DataLoss):
+        return error
+    if num_tokens:
+        return Aborted(
+            f"could not be resumed after {num_tokens} tokens: {error.message}", reason="RESUME_FAILED"
+        )
+    return Unavailable(f"lost its workers {num_losses} times: {error.message}", reason="WORKERS_LOST")
+
+
+def back_off_s(num_failures: int, *, base_s: float = 0.02, limit_s: float = 1.0) -> float:
+    """Doubles with each failure in a row (from 1); jittered, so that a crowd does not come back as one."""
+    return min(limit_s, base_s * 2.0 ** (num_failures - 1)) * random.uniform(0.5, 1.0)

@@ -1,0 +1,55 @@
+"""Puts the placement policy to work: views of the table in, an attempt's workers and their charges out."""
+
+from __future__ import annotations
+
+from pdserve.v1.errors import PdserveError, Unavailable
+from router.attempt import Attempt
+from router.placement import choose_colocated, choose_prefill, rank_decode
+from router.worker import Worker
+from router.worker_info import Role
+from router.workers import Route, WorkerTable
+
+
+class Placing:
+    def __init__(self, table: WorkerTable, backlog_limit: int) -> None:
+        self._table = table
+        self._backlog_limit = backlog_limit
+
+    def place(self, attempt: Attempt) -> bool:
+        """Give the attempt its prefill worker, if one can start it soon, and charge that worker."""
+        instance_id = self._choose(attempt)
+        if instance_id is None:
+            return False
+        worker = self._table.get(instance_id)
+        worker.charges[attempt.key] = attempt.num_tokens
+        self._table.chosen(worker)
+        attempt.prefill_worker = worker
+        return True
+
+    def hopeless(self) -> PdserveError | None:
+        """Why waiting is in vain, by the controller's word."""
+        reason = self._table.unrecoverable_reason
+        return None if reason is None else Unavailable(reason, reason="POOL_UNRECOVERABLE")
+
+    def decode_candidates(self, attempt: Attempt) -> list[Worker]:
+        """Best first. For the colocated route the one worker that was chosen for both phases."""
+        chosen = attempt.prefill_worker
+        if chosen is not None and chosen.info.role is Role.COLOCATED:
+            return [chosen] if chosen.is_usable else []
+        views = [worker.decode_view() for worker in self._table.usable(Role.DECODE)]
+        request = attempt.request
+        ranked = rank_decode(views, prefer=request.affinity.decode_instance, avoid=request.avoid)
+        return [self._table.get(instance_id) for instance_id in ranked]
+
+    def _choose(self, attempt: Attempt) -> str | None:
+        request, num_tokens, limit = attempt.request, attempt.num_tokens, self._backlog_limit
+        prefer, avoid = request.affinity.prefill_instance, request.avoid
+        if self._table.route is Route.DISAGGREGATED and self._table.usable(Role.DECODE):
+            views = [worker.prefill_view() for worker in self._table.usable(Role.PREFILL)]
+            return choose_prefill(views, num_tokens, limit, prefer=prefer, avoid=avoid)
+        if self._table.route is Route.COLOCATED:
+            workers = self._table.usable(Role.COLOCATED)
+            prefills = [worker.prefill_view() for worker in workers]
+            decodes = [worker.decode_view() for worker in workers]
+            return choose_colocated(prefills, decodes, num_tokens, limit, prefer=prefer, avoid=avoid)
+        return None
