@@ -1,0 +1,36 @@
+"""Watches the controller. A watch that breaks is opened again; the last snapshot stays good until then."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+
+import grpc
+
+from pdserve.v1 import cluster_pb2, cluster_pb2_grpc
+from router.loss import back_off_s
+from router.workers import WorkerTable
+
+logger = logging.getLogger(__name__)
+
+CHANNEL_OPTIONS = (
+    ("grpc.max_receive_message_length", -1),
+    ("grpc.initial_reconnect_backoff_ms", 100),
+    ("grpc.min_reconnect_backoff_ms", 100),
+    ("grpc.max_reconnect_backoff_ms", 2000),
+)
+
+
+async def watch(control: cluster_pb2_grpc.ControlAsyncStub, router_id: str, table: WorkerTable) -> None:
+    """Runs until cancelled."""
+    num_failures = 0
+    while True:
+        try:
+            async for snapshot in control.Watch(cluster_pb2.WatchRequest(router_id=router_id)):
+                num_failures = 0
+                table.apply(snapshot)
+            logger.warning("the controller ended its watch")
+        except grpc.aio.AioRpcError as error:
+            logger.warning("no watch of the controller: %s", error.details())
+        num_failures += 1
+        await asyncio.sleep(back_off_s(num_failures, base_s=0.1, limit_s=2.0))

@@ -1,0 +1,249 @@
+"""The life of one sequence: reserve → prefill → stream → release, again on other workers when these are
+lost. Knows workers and tokens; knows no gRPC front, no tokenizer and no n.
+
+What is held for a sequence hangs on its Attempt, and every way out of an attempt leads through `_release`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import AsyncGenerator, Iterator
+from contextlib import contextmanager
+
+from pdserve.v1 import generation_pb2, worker_pb2
+from pdserve.v1.errors import PdserveError, ResourceExhausted, Unavailable
+from router.admission import Admission
+from router.attempt import Attempt, Hold
+from router.config import RouterSettings
+from router.events import Moment
+from router.integrity import IntegrityError
+from router.loss import AttemptLost, Verdict, back_off_s, judge
+from router.outputs import Delta, Output
+from router.placing import Placing
+from router.prefill import read_prefill
+from router.release import Releaser
+from router.report import finished, started
+from router.request import Request, RequestState
+from router.tokens import Token
+from router.worker import Worker
+from router.workers import WorkerTable
+
+_TRANSFER_END_TIMEOUT_S = 5.0
+
+
+class Dispatcher:
+    def __init__(self, table: WorkerTable, settings: RouterSettings, router_id: str) -> None:
+        self._table = table
+        self._router_id = router_id
+        self._in_flight: set[str] = set()
+        self._releaser = Releaser()
+        self._placing = Placing(table, settings.prefill_backlog_tokens)
+        self.admission = Admission(settings.max_queued_requests, settings.queue_order, self._placing)
+        table.on_change(self.admission.grant)
+        table.on_room(self.admission.room)
+
+    async def generate(self, request: Request) -> AsyncGenerator[Output, None]:
+        """Yields Started, Deltas, Finished, or raises one PdserveError; holds nothing anywhere after."""
+        with self._tracked(request):
+            while not request.is_done:
+                attempt = Attempt(request)
+                try:
+                    await self._queue(attempt)  # holds nothing on any worker
+                    await self._reserve(attempt)  # a decode worker has blocks for it
+                    self._prefill(attempt)  # a prefill worker computes and pushes
+                    while not request.is_done:
+                        for output in await self._next_outputs(attempt):
+                            yield output
+                except AttemptLost as loss:
+                    request.lose(loss)
+                finally:
+                    self._release(attempt)
+
+    async def _queue(self, attempt: Attempt) -> None:
+        request = attempt.request
+        if request.state is RequestState.RECEIVED:
+            request.move(RequestState.QUEUED)
+        elif not request.num_refusals:
+            await asyncio.sleep(back_off_s(request.num_losses))
+        request.tell(Moment.QUEUED)
+        await self.admission.enter(attempt)
+
+    async def _reserve(self, attempt: Attempt) -> None:
+        """On the first decode worker that has room, best placed first."""
+        request = attempt.request
+        for worker in self._placing.decode_candidates(attempt):
+            if await self._reserve_on(worker, attempt):
+                request.num_refusals = 0
+                _note_affinity(attempt)
+                request.move(RequestState.RESERVED)
+                request.tell(Moment.RESERVED, worker.info.id)
+                return
+        raise self._no_room(request, ResourceExhausted("no decode worker has room now"))
+
+    async def _reserve_on(self, worker: Worker, attempt: Attempt) -> bool:
+        """False where this worker cannot take it now. Raises what no other worker would do better."""
+        key = attempt.key
+        call = worker_pb2.ReserveRequest(
+            sequence=attempt.spec(), router_id=self._router_id, mode=_mode(worker, attempt)
+        )
+        worker.decoding[key] = attempt.inbox  # tokens may come as soon as the worker has the sequence
+        worker.promises[key] = -(-attempt.num_tokens // max(1, worker.info.block_size))
+        hold = Hold(worker, key, attempt.inbox, worker.run(worker.reserve(call), "reserve"))
+        hold.reserving.add_done_callback(lambda _: worker.promises.pop(key, None))
+        attempt.holds.append(hold)
+        self._table.chosen(worker)
+        answer = await asyncio.shield(hold.reserving)
+        if not isinstance(answer, PdserveError):
+            attempt.decode_worker = worker
+            attempt.reservation = answer.reservation
+            return True
+        if judge(answer) is Verdict.FINAL:
+            raise answer
+        if judge(answer) is Verdict.RETRY:
+            attempt.request.avoid.add(worker.info.instance_id)
+        attempt.holds.remove(hold)
+        self._releaser.release(hold)
+        return False
+
+    def _prefill(self, attempt: Attempt) -> None:
+        request, worker = attempt.request, attempt.prefill_worker
+        if worker is None or worker.is_gone:
+            raise AttemptLost(Unavailable("the prefill worker is gone"), Verdict.RETRY)
+        request.move(RequestState.PREFILLING)
+        if request.timeline.prefill_begun_at is None:
+            request.timeline.prefill_begun_at = time.monotonic()
+        request.tell(Moment.PREFILL_BEGIN, worker.info.id)
+        if worker is not attempt.decode_worker:
+            if request.timeline.report is None:
+                attempt.inbox.await_report()
+            attempt.prefill_task = worker.run(read_prefill(attempt, worker), "prefill")
+
+    async def _next_outputs(self, attempt: Attempt) -> list[Output]:
+        """All tokens that are there, as one Delta: a slow reader gets fewer and longer ones."""
+        request, transcript = attempt.request, attempt.request.transcript
+        if transcript.ending is None:
+            tokens = await self._next_tokens(attempt)
+            is_start = self._note_tokens(attempt, tokens)
+            delta = Delta(request.plan.index, transcript.push(tokens))
+            return [started(attempt), delta] if is_start else [delta]
+        if attempt.prefill_task is not None and attempt.inbox.decode_let_go:
+            # The decode worker finished it, so its KV arrived: the figures of the transfer are on the way.
+            await asyncio.wait({attempt.prefill_task}, timeout=_TRANSFER_END_TIMEOUT_S)
+        request.move(RequestState.DONE)
+        return [finished(request)]
+
+    async def _next_tokens(self, attempt: Attempt) -> list[Token]:
+        try:
+            return await attempt.inbox.take()
+        except PdserveError as error:
+            verdict = judge(error)
+            if verdict is Verdict.FINAL:
+                raise
+            if verdict is Verdict.WAIT:
+                raise self._no_room(attempt.request, error) from error
+            self._blame(attempt)
+            raise AttemptLost(error, verdict) from error
+
+    def _note_tokens(self, attempt: Attempt, tokens: list[Token]) -> bool:
+        """Whether the first token of the request is among them."""
+        request, timeline = attempt.request, attempt.request.timeline
+        timeline.last_token_at = time.monotonic()
+        if request.state is RequestState.PREFILLING:
+            request.move(RequestState.STREAMING)
+        if attempt.inbox.heard_from_decode and not attempt.is_decode_begun:
+            attempt.is_decode_begun = True
+            request.is_warm.set()
+            request.tell(Moment.DECODE_BEGIN, _name(attempt.decode_worker))
+        if timeline.report is None:
+            timeline.report = tokens[0].report
+        if timeline.first_token_at is not None:
+            return False
+        timeline.first_token_at = timeline.last_token_at
+        request.tell(Moment.FIRST_TOKEN, _name(attempt.prefill_worker))
+        return True
+
+    def _no_room(self, request: Request, error: PdserveError) -> AttemptLost:
+        self.admission.no_room(back_off_s(request.num_refusals + 1, base_s=0.05, limit_s=0.5))
+        return AttemptLost(error, Verdict.WAIT)
+
+    def _blame(self, attempt: Attempt) -> None:
+        """Whom the next attempt should rather not use. What the prefill worker reports may be either's."""
+        workers = [attempt.decode_worker]
+        if attempt.inbox.is_failed_by_prefill:
+            workers.append(attempt.prefill_worker)
+        attempt.request.avoid.update(worker.info.instance_id for worker in workers if worker is not None)
+
+    def _release(self, attempt: Attempt) -> None:
+        """Idempotent and at once; what workers must hear is sent in the background."""
+        if attempt.prefill_task is not None:
+            attempt.prefill_task.cancel()
+        if attempt.prefill_worker is not None:
+            attempt.prefill_worker.discharge(attempt.key)
+        while attempt.holds:
+            self._releaser.release(attempt.holds.pop())
+
+    @contextmanager
+    def _tracked(self, request: Request) -> Iterator[None]:
+        """Counts the request; DONE and one FINISHED event whichever way it leaves."""
+        if request.plan.index == 0:
+            self.admission.refuse_if_full()
+        transfer_id = request.plan.transfer_id
+        self._in_flight.add(transfer_id)
+        outcome = "CANCELLED"
+        try:
+            yield
+            ending = request.transcript.ending
+            outcome = generation_pb2.FinishReason.Name(ending.reason) if ending is not None else "NONE"
+        except PdserveError as error:
+            outcome = error.code.name
+            raise
+        finally:
+            self._in_flight.discard(transfer_id)
+            request.is_warm.set()
+            if not request.is_done:
+                request.move(RequestState.DONE)
+            request.tell(Moment.FINISHED, outcome=outcome)
+
+    @property
+    def num_in_flight(self) -> int:
+        return len(self._in_flight)
+
+    def check_integrity(self) -> None:
+        """At any time: nothing is held for a request that is not in flight. Raises IntegrityError."""
+        problems: list[str] = []
+        if self.admission.num_waiting > len(self._in_flight):
+            problems.append(f"{self.admission.num_waiting} wait, {len(self._in_flight)} in flight")
+        for worker in self._table.all():
+            for name, keys in worker.held().items():
+                for key in keys:
+                    if key.transfer_id not in self._in_flight:
+                        problems.append(f"{worker.info.id}: {name} of {key.transfer_id}")
+        if problems:
+            raise IntegrityError("; ".join(problems))
+
+    def check_idle(self) -> None:
+        """With nothing in flight: every table is empty and every release was told. Raises IntegrityError."""
+        self.check_integrity()
+        if self._in_flight or self.admission.num_waiting or self._releaser.num_pending:
+            raise IntegrityError(
+                f"in flight {len(self._in_flight)}, waiting {self.admission.num_waiting}, "
+                f"releases pending {self._releaser.num_pending}"
+            )
+
+
+def _mode(worker: Worker, attempt: Attempt) -> worker_pb2.ReserveRequest.Mode:
+    if worker is attempt.prefill_worker:
+        return worker_pb2.ReserveRequest.MODE_PREFILL_HERE
+    return worker_pb2.ReserveRequest.MODE_RECEIVE_KV
+
+
+def _note_affinity(attempt: Attempt) -> None:
+    affinity = attempt.request.affinity
+    if attempt.request.plan.index == 0 and attempt.prefill_worker and attempt.decode_worker:
+        affinity.prefill_instance = attempt.prefill_worker.info.instance_id
+        affinity.decode_instance = attempt.decode_worker.info.instance_id
+
+
+def _name(worker: Worker | None) -> str | None:
+    return worker.info.id if worker is not None else None

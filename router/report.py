@@ -1,0 +1,53 @@
+"""From a request's timeline to what its client is told of it."""
+
+from __future__ import annotations
+
+from pdserve.v1.errors import Internal
+from router.attempt import Attempt
+from router.outputs import Finished, Started, Timings, Usage
+from router.request import Request, Timeline
+
+
+def started(attempt: Attempt) -> Started:
+    request = attempt.request
+    prefill, decode = attempt.prefill_worker, attempt.decode_worker
+    return Started(
+        index=request.plan.index,
+        request_id=request.plan.request_id,
+        prompt_tokens=len(request.plan.prompt_token_ids),
+        cached_tokens=_cached_tokens(request),
+        prefill_worker=prefill.info.id if prefill is not None else "",
+        decode_worker=decode.info.id if decode is not None else "",
+    )
+
+
+def finished(request: Request) -> Finished:
+    ending = request.transcript.ending
+    if ending is None:
+        raise Internal("a request cannot be reported as finished before it ended")
+    num_tokens = len(request.transcript.token_ids)
+    usage = Usage(len(request.plan.prompt_token_ids), _cached_tokens(request), num_tokens)
+    timings = _timings(request.timeline, num_tokens)
+    return Finished(request.plan.index, ending, usage, timings, request.num_losses)
+
+
+def _cached_tokens(request: Request) -> int:
+    """The prefill worker's hit; of a resumed sequence, that of its first attempt."""
+    report = request.timeline.report
+    return 0 if report is None else report.cached_tokens
+
+
+def _timings(timeline: Timeline, num_tokens: int) -> Timings:
+    report = timeline.report
+    first_at = timeline.first_token_at or timeline.received_at
+    decode_ms = ((timeline.last_token_at or first_at) - first_at) * 1000
+    sent_ms = ((timeline.prefill_begun_at or first_at) - timeline.received_at) * 1000
+    return Timings(
+        queue_ms=sent_ms + (report.queue_ms if report is not None else 0.0),
+        prefill_ms=report.prefill_ms if report is not None else 0.0,
+        transfer_ms=timeline.transfer_ms,
+        transfer_bytes=timeline.transfer_bytes,
+        ttft_ms=(first_at - timeline.received_at) * 1000,
+        decode_ms=decode_ms,
+        mean_itl_ms=decode_ms / (num_tokens - 1) if num_tokens > 1 else 0.0,
+    )

@@ -1,0 +1,92 @@
+"""The parts put together: everything that both fronts (gRPC now, HTTP later) and the process need."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncGenerator
+
+import grpc
+
+from pdserve.v1 import cluster_pb2_grpc, generation_pb2
+from router.config import RouterConfig
+from router.control import CHANNEL_OPTIONS, watch
+from router.deadline import Deadline
+from router.dispatch import Dispatcher
+from router.events import LifetimeEvent, Listener, log_event
+from router.fanout import merged
+from router.intake import Intake
+from router.model_folder import read_model_folder
+from router.outputs import Output
+from router.tasks import Tasks
+from router.tokenizer import TextCodec
+from router.workers import WorkerTable
+
+
+class Router:
+    """Made and used on one event loop. `start`, then `generate` any number of times, then `close`."""
+
+    def __init__(self, config: RouterConfig) -> None:
+        self.config = config
+        self.tasks = Tasks()
+        self.table = WorkerTable(config.router_id, self.tasks, config.worker_timeout_s)
+        self._listeners: list[Listener] = [log_event]
+        folder = read_model_folder(config.model_dir)
+        self._folder = folder
+        self._codec = TextCodec(folder)
+        self._intake = Intake(config, folder, self._codec, self.table, self._tell)
+        self._dispatcher = Dispatcher(self.table, config, config.router_id)
+        self._control_channel = grpc.aio.insecure_channel(config.control, options=CHANNEL_OPTIONS)
+        self.control = cluster_pb2_grpc.ControlStub(self._control_channel)
+
+    def start(self) -> None:
+        self.tasks.start(watch(self.control, self.config.router_id, self.table), "watch of the controller")
+
+    def on_event(self, listener: Listener) -> None:
+        self._listeners.append(listener)
+
+    async def generate(
+        self, message: generation_pb2.GenerateRequest, deadline: Deadline
+    ) -> AsyncGenerator[Output, None]:
+        """One request's whole answer. Closing the generator cancels the request.
+
+        `deadline` is entered by the caller around all of its work. Raises PdserveError.
+        """
+        self._dispatcher.admission.refuse_if_full()
+        requests = await self._intake.accept(message, deadline)
+        if len(requests) == 1:
+            outputs = self._dispatcher.generate(requests[0])
+        else:
+            outputs = merged(requests, self._dispatcher.generate)
+        try:
+            async for output in outputs:
+                yield output
+        finally:
+            await outputs.aclose()
+
+    def describe_model(self) -> generation_pb2.GetModelResponse:
+        return generation_pb2.GetModelResponse(
+            id=self.config.model,
+            max_model_len=self._intake.max_model_len,
+            vocab_size=self._folder.vocab_size,
+            dtype=self.table.dtype or self._folder.dtype,
+            eos_token_ids=self._folder.eos_token_ids,
+            has_chat_template=self._codec.has_chat_template,
+        )
+
+    def check_integrity(self) -> None:
+        """Raises IntegrityError."""
+        self._dispatcher.check_integrity()
+
+    def check_idle(self) -> None:
+        """With no request in flight everything is back where it began. Raises IntegrityError."""
+        self._dispatcher.check_idle()
+
+    async def close(self) -> None:
+        self._dispatcher.admission.close()
+        await self.table.close()
+        self._codec.close()
+        await self.tasks.close()
+        await self._control_channel.close(None)
+
+    def _tell(self, event: LifetimeEvent) -> None:
+        for listener in self._listeners:
+            listener(event)

@@ -1,0 +1,81 @@
+"""The router's gRPC server: its services, health and reflection, bound to one address."""
+
+from __future__ import annotations
+
+import asyncio
+
+import grpc
+from grpc_health.v1 import health, health_pb2, health_pb2_grpc
+from grpc_reflection.v1alpha import reflection
+from typing_extensions import Self
+
+from router.router import Router
+from router.service import AdminService, GenerationService
+
+_MAX_MESSAGE_BYTES = 64 << 20
+_OPTIONS = (
+    # Above max_prompt_bytes, so that a prompt that is too long is refused by name.
+    ("grpc.max_receive_message_length", _MAX_MESSAGE_BYTES),
+    ("grpc.max_send_message_length", -1),
+    # Two routers on one port would each get some of the clients.
+    ("grpc.so_reuseport", 0),
+    ("grpc.http2.min_ping_interval_without_data_ms", 5000),
+    ("grpc.keepalive_permit_without_calls", 1),
+)
+_HEALTH_NAMES = ("", GenerationService.NAME)
+
+
+class CannotBind(Exception):
+    """The address is taken, or is none of this machine's."""
+
+
+class RouterServer:
+    """`async with RouterServer(router)`: serves from entering to leaving; `drain` first to leave gently."""
+
+    def __init__(self, router: Router) -> None:
+        self.router = router
+        self.address = ""
+        self._health = health.aio.HealthServicer()  # type: ignore[attr-defined]
+        self._changed = asyncio.Event()
+        self._server = grpc.aio.server(options=_OPTIONS)
+
+    async def __aenter__(self) -> Self:
+        generation, admin = GenerationService(self.router), AdminService(self.router)
+        for service in (generation, admin):
+            handler = grpc.method_handlers_generic_handler(service.NAME, service.handlers())
+            self._server.add_generic_rpc_handlers((handler,))
+        health_pb2_grpc.add_HealthServicer_to_server(self._health, self._server)
+        names = (generation.NAME, admin.NAME, health.SERVICE_NAME, reflection.SERVICE_NAME)
+        reflection.enable_server_reflection(names, self._server)
+        self.address = self._bind(self.router.config.grpc)
+        self.router.table.on_change(self._changed.set)
+        self.router.start()
+        self.router.tasks.start(self._keep_health(), "health")
+        await self._server.start()
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await self._server.stop(None)
+        await self.router.close()
+
+    async def drain(self, grace_s: float) -> None:
+        """New calls are refused; those in flight may take so long."""
+        await self._health.enter_graceful_shutdown()
+        await self._server.stop(grace_s)
+
+    def _bind(self, address: str) -> str:
+        try:
+            port = self._server.add_insecure_port(address)
+        except RuntimeError as error:
+            raise CannotBind(f"cannot serve gRPC at {address}: {error}") from error
+        return f"{address.rpartition(':')[0]}:{port}"
+
+    async def _keep_health(self) -> None:
+        """SERVING while a request that came now could be served."""
+        while True:
+            self._changed.clear()
+            is_serving = self.router.table.is_serving
+            states = health_pb2.HealthCheckResponse
+            for name in _HEALTH_NAMES:
+                await self._health.set(name, states.SERVING if is_serving else states.NOT_SERVING)
+            await self._changed.wait()

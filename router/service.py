@@ -1,0 +1,156 @@
+"""The gRPC front: `Generation` and `Admin`. Messages in, messages out; everything else is the router's."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable
+from contextlib import aclosing
+from typing import TYPE_CHECKING
+
+import grpc
+
+from pdserve.v1 import cluster_pb2, generation_pb2
+from pdserve.v1.errors import from_rpc_error
+from router import wire
+from router.deadline import Deadline
+from router.outputs import Delta, Finished, Output, Started
+from router.router import Router
+
+if TYPE_CHECKING:
+    GenerateContext = wire.Context[generation_pb2.GenerateRequest, generation_pb2.GenerateStreamResponse]
+    UnaryContext = wire.Context[generation_pb2.GenerateRequest, generation_pb2.GenerateResponse]
+    ModelContext = wire.Context[generation_pb2.GetModelRequest, generation_pb2.GetModelResponse]
+
+# gRPC speaks of "no deadline" as of one in some hundred years.
+_NO_DEADLINE_S = 10 * 365 * 86400.0
+
+
+class GenerationService:
+    NAME = generation_pb2.DESCRIPTOR.services_by_name["Generation"].full_name
+
+    def __init__(self, router: Router) -> None:
+        self._router = router
+
+    def handlers(self) -> wire.Handlers:
+        return {
+            "Generate": wire.unary(generation_pb2.GenerateRequest, self.generate),
+            "GenerateStream": wire.server_stream(generation_pb2.GenerateRequest, self.generate_stream),
+            "GetModel": wire.unary(generation_pb2.GetModelRequest, self.get_model),
+        }
+
+    async def generate(
+        self, message: generation_pb2.GenerateRequest, context: UnaryContext
+    ) -> generation_pb2.GenerateResponse:
+        completions: dict[int, generation_pb2.Completion] = {}
+        deadline = self._deadline(context.time_remaining())
+        async with deadline, aclosing(self._router.generate(message, deadline)) as outputs:
+            async for output in outputs:
+                empty = generation_pb2.Completion(index=output.index)
+                _add(completions.setdefault(output.index, empty), message_of(output))
+        ordered = [completions[index] for index in sorted(completions)]
+        return generation_pb2.GenerateResponse(request_id=ordered[0].started.request_id, completions=ordered)
+
+    async def generate_stream(
+        self, message: generation_pb2.GenerateRequest, context: GenerateContext
+    ) -> None:
+        deadline = self._deadline(context.time_remaining())
+        async with deadline, aclosing(self._router.generate(message, deadline)) as outputs:
+            async for output in outputs:
+                await context.write(message_of(output))
+
+    async def get_model(
+        self, message: generation_pb2.GetModelRequest, context: ModelContext
+    ) -> generation_pb2.GetModelResponse:
+        return self._router.describe_model()
+
+    def _deadline(self, remaining_s: float | None) -> Deadline:
+        is_set = remaining_s is not None and remaining_s < _NO_DEADLINE_S
+        return Deadline(remaining_s if is_set and remaining_s else self._router.config.default_timeout_s)
+
+
+class AdminService:
+    """Hands on to the controller, and its answers and errors back."""
+
+    NAME = cluster_pb2.DESCRIPTOR.services_by_name["Admin"].full_name
+
+    def __init__(self, router: Router) -> None:
+        control = router.control
+        self._handlers: wire.Handlers = {
+            "GetCluster": _proxied(cluster_pb2.GetClusterRequest, control.GetCluster),
+            "ScalePool": _proxied(cluster_pb2.ScalePoolRequest, control.ScalePool),
+            "DrainWorker": _proxied(cluster_pb2.DrainWorkerRequest, control.DrainWorker),
+        }
+
+    def handlers(self) -> wire.Handlers:
+        return self._handlers
+
+
+def _proxied(
+    kind: type[wire.M], method: Callable[[wire.M], Awaitable[cluster_pb2.ClusterSnapshot]]
+) -> wire.Handler:
+    async def answer(
+        message: wire.M, context: wire.Context[wire.M, cluster_pb2.ClusterSnapshot]
+    ) -> cluster_pb2.ClusterSnapshot:
+        try:
+            return await method(message)
+        except grpc.aio.AioRpcError as error:
+            raise from_rpc_error(error) from error
+
+    return wire.unary(kind, answer)
+
+
+def message_of(output: Output) -> generation_pb2.GenerateStreamResponse:
+    response = generation_pb2.GenerateStreamResponse(index=output.index)
+    if isinstance(output, Delta):
+        piece = output.piece
+        delta = generation_pb2.Delta(text=piece.text, token_ids=piece.token_ids, logprobs=piece.logprobs)
+        response.delta.CopyFrom(delta)
+    elif isinstance(output, Started):
+        response.started.CopyFrom(_started(output))
+    else:
+        response.finished.CopyFrom(_finished(output))
+    return response
+
+
+def _started(started: Started) -> generation_pb2.Started:
+    return generation_pb2.Started(
+        prompt_tokens=started.prompt_tokens,
+        cached_tokens=started.cached_tokens,
+        prefill_worker=started.prefill_worker,
+        decode_worker=started.decode_worker,
+        request_id=started.request_id,
+    )
+
+
+def _finished(finished: Finished) -> generation_pb2.Finished:
+    usage, timings = finished.usage, finished.timings
+    return generation_pb2.Finished(
+        finish_reason=finished.ending.reason,
+        matched_stop=finished.ending.matched_stop,
+        matched_token_id=finished.ending.matched_token_id,
+        usage=generation_pb2.Usage(
+            prompt_tokens=usage.prompt_tokens,
+            cached_tokens=usage.cached_tokens,
+            completion_tokens=usage.completion_tokens,
+        ),
+        timings=generation_pb2.Timings(
+            queue_ms=timings.queue_ms,
+            prefill_ms=timings.prefill_ms,
+            transfer_ms=timings.transfer_ms,
+            transfer_bytes=timings.transfer_bytes,
+            ttft_ms=timings.ttft_ms,
+            decode_ms=timings.decode_ms,
+            mean_itl_ms=timings.mean_itl_ms,
+        ),
+        num_resumes=finished.num_resumes,
+    )
+
+
+def _add(completion: generation_pb2.Completion, message: generation_pb2.GenerateStreamResponse) -> None:
+    if message.HasField("started"):
+        completion.started.CopyFrom(message.started)
+    elif message.HasField("delta"):
+        completion.text += message.delta.text
+        completion.token_ids.extend(message.delta.token_ids)
+        completion.logprobs.extend(message.delta.logprobs)
+    else:
+        completion.finished.CopyFrom(message.finished)

@@ -1,0 +1,237 @@
+"""One worker process as this router sees it: its channel, its last report, and what this router has out
+on it. A new process at an old address is another Worker.
+
+A decode (or colocated) worker may be chosen once its Subscribe stream has spoken. That stream's end means
+that the worker has let go of this router's sequences: all of them are told at once.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable, Collection, Coroutine, Mapping
+from typing import TypeVar
+
+import grpc
+
+from pdserve.v1 import cluster_pb2, worker_pb2, worker_pb2_grpc
+from pdserve.v1.errors import Cancelled, PdserveError, Unavailable, from_code, from_rpc_error
+from router.inbox import Inbox
+from router.loss import back_off_s
+from router.placement import DecodeView, PrefillView
+from router.tasks import Tasks
+from router.tokens import token_of
+from router.worker_info import LoadReport, Role, SequenceKey, WorkerInfo, WorkerState, load_of
+
+T = TypeVar("T")
+
+logger = logging.getLogger(__name__)
+
+_CHANNEL_OPTIONS = (
+    ("grpc.max_receive_message_length", -1),
+    ("grpc.max_send_message_length", -1),
+    # A process that is stopped, or a host that is gone, closes no connection: pings find out in 6 s.
+    ("grpc.keepalive_time_ms", 3000),
+    ("grpc.keepalive_timeout_ms", 3000),
+    ("grpc.keepalive_permit_without_calls", 1),
+    ("grpc.http2.max_pings_without_data", 0),
+    ("grpc.client_idle_timeout_ms", 2**31 - 1),
+    ("grpc.initial_reconnect_backoff_ms", 100),
+    ("grpc.min_reconnect_backoff_ms", 100),
+    ("grpc.max_reconnect_backoff_ms", 2000),
+    # A new process at an old address must not be reached through the old one's connection.
+    ("grpc.use_local_subchannel_pool", 1),
+)
+
+
+class Worker:
+    def __init__(
+        self,
+        info: WorkerInfo,
+        router_id: str,
+        tasks: Tasks,
+        on_change: Callable[[], None],
+        on_room: Callable[[], None],
+        timeout_s: float,
+    ) -> None:
+        self.info = info
+        self.state = WorkerState.STARTING
+        self.load: LoadReport | None = None
+        self.last_chosen = 0
+        self.is_gone = False
+        # Prompt tokens sent here for computing, by sequence; and blocks asked for without an answer yet.
+        self.charges: dict[SequenceKey, int] = {}
+        self.promises: dict[SequenceKey, int] = {}
+        # Sequences whose failure this worker's loss is.
+        self.prefilling: dict[SequenceKey, Inbox] = {}
+        self.decoding: dict[SequenceKey, Inbox] = {}
+        self._router_id = router_id
+        self._tasks = tasks
+        self._on_change = on_change
+        self._on_room = on_room
+        self._timeout_s = timeout_s
+        self._others_tokens = 0
+        self._connected = asyncio.Event()
+        self._is_subscribed = False
+        self._calls: set[asyncio.Task[object]] = set()
+        self._loops: list[asyncio.Task[None]] = []
+        self._channel = grpc.aio.insecure_channel(info.address, options=_CHANNEL_OPTIONS)
+        self._prefill = worker_pb2_grpc.PrefillWorkerStub(self._channel)
+        self._decode = worker_pb2_grpc.DecodeWorkerStub(self._channel)
+
+    def start(self) -> None:
+        self._loops.append(self._tasks.start(self._watch_connection(), f"connection {self.info.id}"))
+        if self.info.role is not Role.PREFILL:
+            self._loops.append(self._tasks.start(self._subscribe(), f"subscribe {self.info.id}"))
+
+    @property
+    def is_usable(self) -> bool:
+        """May be given new work."""
+        is_reached = self._connected.is_set() and (self._is_subscribed or self.info.role is Role.PREFILL)
+        return is_reached and self.state is WorkerState.READY and not self.is_gone
+
+    # What this router has out here.
+
+    @property
+    def outstanding_tokens(self) -> int:
+        return sum(self.charges.values())
+
+    def held(self) -> Mapping[str, Collection[SequenceKey]]:
+        return {
+            "prompt tokens": self.charges,
+            "blocks asked for": self.promises,
+            "prefill": self.prefilling,
+            "decoding": self.decoding,
+        }
+
+    def discharge(self, key: SequenceKey) -> None:
+        if self.charges.pop(key, None) is not None:
+            self._on_change()
+
+    def prefill_view(self) -> PrefillView:
+        out = self.outstanding_tokens
+        return PrefillView(self.info.instance_id, out, out + self._others_tokens, self.last_chosen)
+
+    def decode_view(self) -> DecodeView:
+        """Nothing reported yet: it is new, so all its blocks are free."""
+        load = self.load
+        free = self.info.kv_blocks_total if load is None else load.kv_blocks_free
+        busy = 0 if load is None else load.num_running + load.num_waiting + load.num_reservations
+        return DecodeView(
+            self.info.instance_id,
+            free - sum(self.promises.values()),
+            busy + len(self.promises),
+            self.last_chosen,
+        )
+
+    def note_load(self, message: cluster_pb2.WorkerLoad) -> None:
+        """A worker's own report. Prompt tokens beyond those of this router are another router's."""
+        before, self.load = self.load, load_of(message)
+        self._others_tokens = max(0, self.load.queued_prompt_tokens - self.outstanding_tokens)
+        if before is None or self.load.has_more_room_than(before):
+            self._on_room()
+
+    # Calls.
+
+    async def reserve(self, request: worker_pb2.ReserveRequest) -> worker_pb2.ReserveResponse | PdserveError:
+        """The error is a value: whoever asked may be gone, and the answer must still be looked at."""
+        try:
+            response: worker_pb2.ReserveResponse = await self._decode.Reserve(
+                request, timeout=self._timeout_s
+            )
+        except grpc.aio.AioRpcError as error:
+            return from_rpc_error(error)
+        self.note_load(response.load)
+        return response
+
+    async def release(self, key: SequenceKey) -> None:
+        """Raises PdserveError."""
+        keys = [worker_pb2.SequenceKey(transfer_id=key.transfer_id, epoch=key.epoch)]
+        try:
+            await self._decode.Release(worker_pb2.ReleaseRequest(keys=keys), timeout=self._timeout_s)
+        except grpc.aio.AioRpcError as error:
+            raise from_rpc_error(error) from error
+
+    def prefill(
+        self, request: worker_pb2.PrefillRequest
+    ) -> grpc.aio.UnaryStreamCall[worker_pb2.PrefillRequest, worker_pb2.PrefillResponse]:
+        return self._prefill.Prefill(request)
+
+    def run(self, work: Coroutine[object, object, T], name: str) -> asyncio.Task[T]:
+        """Start work that uses the channel: `close` waits for it."""
+        task = self._tasks.start(work, f"{name} {self.info.id}")
+        self._calls.add(task)
+        task.add_done_callback(self._calls.discard)
+        return task
+
+    # Its end.
+
+    def lose(self, reason: str) -> None:
+        """The controller's word that it is gone, or this router's that it cannot be reached."""
+        self.is_gone = True
+        error = Unavailable(f"worker {self.info.id} {reason}", reason="WORKER_LOST")
+        self._lose_decoding(error)
+        for inbox in tuple(self.prefilling.values()):
+            inbox.fail_prefill(error)
+        for task in self._loops:
+            task.cancel()
+
+    async def close(self) -> None:
+        """After `lose`. The channel goes last: closing it under a call would look like a cancel."""
+        while self._calls:
+            await asyncio.wait(set(self._calls))
+        await asyncio.gather(*self._loops, return_exceptions=True)
+        await self._channel.close(None)
+
+    def _lose_decoding(self, error: PdserveError) -> None:
+        self._is_subscribed = False
+        for inbox in tuple(self.decoding.values()):
+            inbox.fail_decode(error)
+        self._on_change()
+
+    # Its two loops.
+
+    async def _watch_connection(self) -> None:
+        while True:
+            state = self._channel.get_state(try_to_connect=True)
+            if state is grpc.ChannelConnectivity.READY:
+                self._connected.set()
+            else:
+                self._connected.clear()
+            self._on_room()
+            await self._channel.wait_for_state_change(state)
+
+    async def _subscribe(self) -> None:
+        num_failures = 0
+        while True:
+            await self._connected.wait()
+            request = worker_pb2.SubscribeRequest(router_id=self._router_id)
+            error: PdserveError = Cancelled("ended its stream")
+            try:
+                async for step in self._decode.Subscribe(request):
+                    num_failures = 0
+                    self._on_step(step)
+            except grpc.aio.AioRpcError as failure:
+                error = from_rpc_error(failure)
+            num_failures += 1
+            logger.warning("stream of worker=%s ended: %s", self.info.id, error.message)
+            lost = Unavailable(f"worker {self.info.id} lost: {error.message}", reason="WORKER_LOST")
+            self._lose_decoding(lost)
+            await asyncio.sleep(back_off_s(num_failures, base_s=0.1))
+
+    def _on_step(self, step: worker_pb2.StepOutput) -> None:
+        if not self._is_subscribed:
+            self._is_subscribed = True
+            self._on_room()
+        for token in step.tokens:
+            key = SequenceKey(token.transfer_id, token.epoch)
+            self.discharge(key)
+            # None: an attempt that was given up; its Release is on the way.
+            if (inbox := self.decoding.get(key)) is not None:
+                inbox.put_decode(token_of(token))
+        for failed in step.failed:
+            if (inbox := self.decoding.get(SequenceKey(failed.transfer_id, failed.epoch))) is not None:
+                error = from_code(failed.code, f"worker {self.info.id}: {failed.message}")
+                inbox.fail_decode(error, let_go=True)
+        if step.HasField("load"):
+            self.note_load(step.load)

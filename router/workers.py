@@ -1,0 +1,141 @@
+"""The table of workers: rebuilt from each of the controller's snapshots, kept while there is none newer."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Sequence
+from enum import Enum
+from itertools import count
+
+from pdserve.v1 import cluster_pb2
+from router.tasks import Tasks
+from router.worker import Worker
+from router.worker_info import Role, WorkerState, info_of
+
+logger = logging.getLogger(__name__)
+
+# Has an address to be reached at, and has not ended.
+_LIVING = (WorkerState.READY, WorkerState.UNHEALTHY, WorkerState.DRAINING)
+
+
+class Route(Enum):
+    """Which pools a request goes through."""
+
+    DISAGGREGATED = (Role.PREFILL, Role.DECODE)
+    COLOCATED = (Role.COLOCATED,)
+
+
+class WorkerTable:
+    def __init__(self, router_id: str, tasks: Tasks, timeout_s: float) -> None:
+        self._router_id = router_id
+        self._tasks = tasks
+        self._timeout_s = timeout_s
+        self._workers: dict[str, Worker] = {}
+        # Why a pool cannot come back, by the roles that the cluster has.
+        self._pools: dict[Role, str | None] = {}
+        self._on_change: list[Callable[[], None]] = []
+        self._on_room: list[Callable[[], None]] = []
+        self._choices = count(1)
+
+    def on_change(self, listener: Callable[[], None]) -> None:
+        """Called when prompt tokens were computed or a worker has become able, or unable, to take work."""
+        self._on_change.append(listener)
+
+    def on_room(self, listener: Callable[[], None]) -> None:
+        """Called when a worker that had no room for a sequence may have some."""
+        self._on_room.append(listener)
+
+    def apply(self, snapshot: cluster_pb2.ClusterSnapshot) -> None:
+        self._pools = {Role(pool.role): pool.unrecoverable_reason or None for pool in snapshot.pools}
+        living: set[str] = set()
+        for pool in snapshot.pools:
+            for status in pool.workers:
+                state = WorkerState(status.state)
+                if state in _LIVING and status.address:
+                    living.add(status.instance_id)
+                    self._see(status, state)
+        for instance_id in self._workers.keys() - living:
+            self._remove(self._workers.pop(instance_id))
+        self._room()
+
+    def _see(self, status: cluster_pb2.WorkerStatus, state: WorkerState) -> None:
+        worker = self._workers.get(status.instance_id)
+        if worker is None:
+            info = info_of(status)
+            worker = Worker(info, self._router_id, self._tasks, self._changed, self._room, self._timeout_s)
+            self._workers[status.instance_id] = worker
+            worker.start()
+            logger.info("worker=%s instance=%s at %s", info.id, info.instance_id, info.address)
+        worker.state = state
+
+    def _remove(self, worker: Worker) -> None:
+        logger.info("worker=%s instance=%s is gone", worker.info.id, worker.info.instance_id)
+        worker.lose("is gone")
+        self._tasks.start(worker.close(), f"close {worker.info.id}")
+
+    def _changed(self) -> None:
+        for listener in self._on_change:
+            listener()
+
+    def _room(self) -> None:
+        for listener in self._on_room:
+            listener()
+        self._changed()
+
+    def all(self) -> Sequence[Worker]:
+        return tuple(self._workers.values())
+
+    def usable(self, role: Role) -> list[Worker]:
+        return [each for each in self._workers.values() if each.info.role is role and each.is_usable]
+
+    def get(self, instance_id: str) -> Worker:
+        """Of a worker that a view was just made of."""
+        return self._workers[instance_id]
+
+    def chosen(self, worker: Worker) -> None:
+        worker.last_chosen = next(self._choices)
+
+    @property
+    def route(self) -> Route | None:
+        """None: the controller has not said yet what there is."""
+        for route in Route:
+            if all(role in self._pools for role in route.value):
+                return route
+        return None
+
+    @property
+    def is_serving(self) -> bool:
+        """Whether a request that came now could be served."""
+        route = self.route
+        return route is not None and all(self.usable(role) for role in route.value)
+
+    @property
+    def unrecoverable_reason(self) -> str | None:
+        route = self.route
+        for role in route.value if route is not None else ():
+            reason = self._pools[role]
+            if reason is not None and not self.usable(role):
+                return f"the {role.name.lower()} pool cannot recover: {reason}"
+        return None
+
+    @property
+    def max_sequence_tokens(self) -> int | None:
+        """What every pool can hold, so that what was admitted can be resumed. None: not known yet."""
+        limits = [
+            limit
+            for worker in self._workers.values()
+            for limit in (worker.info.max_sequence_tokens, worker.info.max_model_len)
+            if limit
+        ]
+        return min(limits, default=None)
+
+    @property
+    def dtype(self) -> str | None:
+        return next((worker.info.dtype for worker in self._workers.values() if worker.info.dtype), None)
+
+    async def close(self) -> None:
+        workers, self._workers = self._workers, {}
+        for worker in workers.values():
+            worker.lose("left: the router stops")
+        for worker in workers.values():
+            await worker.close()
