@@ -145,13 +145,13 @@ def _decode(
     if group.unwritten.numel():
         value.view(-1, head_dim).index_fill_(0, group.unwritten, 0)
     grouped = query.transpose(0, 1).reshape(num_seqs, num_heads, -1, head_dim)
-    scores = grouped @ key.transpose(2, 3)  # [S, H, G, C]
-    mask = group.padding
+    scores = _capped(grouped @ key.transpose(2, 3), rules)  # [S, H, G, C]
+    scores.masked_fill_(group.padding, -torch.inf)
     if rules.sliding_window is not None:
-        columns = torch.arange(mask.shape[-1], device=mask.device)
-        mask = mask | (columns < (group.context_lens - rules.sliding_window)[:, None])[:, None, None, :]
-    sinks = None if rules.sinks is None else rules.sinks.view(num_heads, -1, 1)
-    weights = _softmax(scores, mask, rules, sinks)
+        columns = torch.arange(scores.shape[-1], device=scores.device)
+        is_past = columns < (group.context_lens - rules.sliding_window)[:, None]
+        scores.masked_fill_(is_past[:, None, None, :], -torch.inf)
+    weights = _softmax(scores, None if rules.sinks is None else rules.sinks.view(num_heads, -1, 1))
     return (weights @ value).view(num_seqs, num_query_heads, head_dim)
 
 
@@ -177,32 +177,34 @@ def _prefill(
             begin = max(0, start + first + 1 - rules.sliding_window)
         end = start + last
         tile = grouped[:, :, first:last].reshape(num_heads, -1, head_dim)
-        scores = tile @ key[:, begin:end].transpose(1, 2)
+        scores = _capped(tile @ key[:, begin:end].transpose(1, 2), rules)
         scores = scores.view(num_heads, -1, last - first, end - begin)
-        mask = _causal_mask(start + first, end, begin, rules.sliding_window, query.device)
-        weights = _softmax(scores, mask, rules, sinks).view(num_heads, -1, end - begin)
+        _mask_tile(scores, begin, end, rules.sliding_window)
+        weights = _softmax(scores, sinks).view(num_heads, -1, end - begin)
         result = (weights @ value[:, begin:end]).view(-1, last - first, head_dim)
         out[first:last] = result.transpose(0, 1)
 
 
-def _causal_mask(
-    first_query: int, end: int, first_key: int, window: int | None, device: torch.device
-) -> torch.Tensor:
-    """True where the query at position `first_query`+i must not see the key at `first_key`+j."""
-    queries = torch.arange(first_query, end, device=device)[:, None]
-    keys = torch.arange(first_key, end, device=device)
-    mask = keys > queries
-    return mask if window is None else mask | (keys <= queries - window)
+def _mask_tile(scores: torch.Tensor, begin: int, end: int, window: int | None) -> None:
+    """scores [H, G, n, end-begin] of the queries at the n positions before `end`, against the keys from
+    `begin` on: takes away, in place, keys behind a query and those that its window has left.
+    """
+    num_queries = scores.shape[2]
+    positions = torch.arange(end - num_queries, end, device=scores.device)
+    is_behind = positions > positions[:, None]
+    scores[..., -num_queries:].masked_fill_(is_behind, -torch.inf)
+    if window is not None:
+        keys = torch.arange(begin, end, device=scores.device)
+        scores.masked_fill_(keys <= positions[:, None] - window, -torch.inf)
 
 
-def _softmax(
-    scores: torch.Tensor, mask: torch.Tensor, rules: AttentionRules, sinks: torch.Tensor | None
-) -> torch.Tensor:
-    """Over the last axis, in float32, given back in the dtype of the scores. `sinks` has a last axis of 1."""
-    if rules.softcap is not None:
-        scores = torch.tanh(scores / rules.softcap) * rules.softcap
-    scores = scores.masked_fill_(mask, -torch.inf)
+def _capped(scores: torch.Tensor, rules: AttentionRules) -> torch.Tensor:
+    return scores if rules.softcap is None else torch.tanh(scores / rules.softcap) * rules.softcap
+
+
+def _softmax(scores: torch.Tensor, sinks: torch.Tensor | None) -> torch.Tensor:
+    """Over the last axis; torch sums in float32 whatever the dtype. `sinks` has a last axis of 1."""
     if sinks is None:
-        return torch.softmax(scores, -1, dtype=torch.float32).to(scores.dtype)
+        return torch.softmax(scores, -1)
     with_sink = torch.cat((scores, sinks.to(scores.dtype).expand(*scores.shape[:-1], 1)), -1)
-    return torch.softmax(with_sink, -1, dtype=torch.float32).to(scores.dtype)[..., :-1]
+    return torch.softmax(with_sink, -1)[..., :-1]

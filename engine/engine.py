@@ -17,7 +17,6 @@ from engine.limits import check_fits, engine_limits
 from engine.loading import LoadedModel, load_model
 from engine.prefix import root_hash
 from engine.request import (
-    EngineLimits,
     EngineLoad,
     NewToken,
     PrefillReport,
@@ -71,10 +70,14 @@ class Engine:
 
     @classmethod
     def load(
-        cls, model: ModelConfig, config: EngineConfig, progress: Callable[[str], None] = no_progress
+        cls,
+        model: ModelConfig,
+        config: EngineConfig,
+        progress: Callable[[str], None] = no_progress,
+        allocate: AllocateMemory = allocate_memory,
     ) -> Engine:
         """Resolves, converts and loads the model, and takes the pool. Raises ModelError."""
-        return cls(load_model(model, progress), config)
+        return cls(load_model(model, progress), config, allocate)
 
     @property
     def has_work(self) -> bool:

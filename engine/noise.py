@@ -22,10 +22,10 @@ def noise_key(seed: int, position: int) -> int:
 
 def gumbel(keys: torch.Tensor, token_ids: torch.Tensor) -> torch.Tensor:
     """keys [R, 1] int64, token_ids [R or 1, K] int64 → float32 [R, K]."""
-    hashed = _mix_tensor(keys + (token_ids + 1) * _signed(_GAMMA))
+    hashed = _mix_(keys + (token_ids + 1) * _signed(_GAMMA))
     # 53 bits to (0, 1); float32 keeps 24 of them wherever the leading one is, so the upper tail is fine.
     # 1 itself would give -inf, which must stay the mark of what cannot be drawn.
-    uniform = (_shift(hashed, 11).to(torch.float32) + 0.5).mul_(2.0**-53).clamp_(max=1 - 2.0**-24)
+    uniform = _shift(hashed, 11, hashed).to(torch.float32).add_(0.5).mul_(2.0**-53).clamp_(max=1 - 2.0**-24)
     return uniform.neg_().log1p_().neg_().log_().neg_()
 
 
@@ -35,16 +35,21 @@ def _mix(z: int) -> int:
     return z ^ (z >> 31)
 
 
-def _mix_tensor(z: torch.Tensor) -> torch.Tensor:
-    """The same on int64, whose products wrap like unsigned ones."""
-    z = (z ^ _shift(z, 30)) * _signed(_MIX_1)
-    z = (z ^ _shift(z, 27)) * _signed(_MIX_2)
-    return z ^ _shift(z, 31)
+def _mix_(z: torch.Tensor) -> torch.Tensor:
+    """The same on int64, in place: products wrap like unsigned ones."""
+    spare = torch.empty_like(z)
+    _xor_shifted_(z, 30, spare).mul_(_signed(_MIX_1))
+    _xor_shifted_(z, 27, spare).mul_(_signed(_MIX_2))
+    return _xor_shifted_(z, 31, spare)
 
 
-def _shift(z: torch.Tensor, bits: int) -> torch.Tensor:
+def _xor_shifted_(z: torch.Tensor, bits: int, spare: torch.Tensor) -> torch.Tensor:
+    return z.bitwise_xor_(_shift(z, bits, spare))
+
+
+def _shift(z: torch.Tensor, bits: int, out: torch.Tensor) -> torch.Tensor:
     """A shift to the right that brings in zeros."""
-    return (z >> bits) & ((1 << (64 - bits)) - 1)
+    return torch.bitwise_right_shift(z, bits, out=out).bitwise_and_((1 << (64 - bits)) - 1)
 
 
 def _signed(z: int) -> int:
