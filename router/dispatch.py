@@ -191,6 +191,7 @@ class Dispatcher:
         transfer_id = request.plan.transfer_id
         self._in_flight.add(transfer_id)
         outcome = "CANCELLED"
+        request.tell(Moment.RECEIVED, at=request.timeline.received_at)
         try:
             yield
             ending = request.transcript.ending

@@ -112,9 +112,17 @@ class Request:
             raise IllegalMove(f"{self.plan.transfer_id}: {self.state.value} → {to.value}")
         self.state = to
 
-    def tell(self, moment: Moment, worker: str | None = None, outcome: str | None = None) -> None:
+    def tell(
+        self,
+        moment: Moment,
+        worker: str | None = None,
+        *,
+        outcome: str | None = None,
+        at: float | None = None,
+    ) -> None:
         request_id, transfer_id = self.plan.request_id, self.plan.transfer_id
-        self.listener(LifetimeEvent(moment, request_id, transfer_id, worker, time.monotonic(), outcome))
+        now = time.monotonic() if at is None else at
+        self.listener(LifetimeEvent(moment, request_id, transfer_id, worker, now, outcome))
 
     def lose(self, loss: AttemptLost) -> None:
         """Back to the queue; raises the client's error where there is nothing left to try."""

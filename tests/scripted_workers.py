@@ -110,11 +110,13 @@ class ScriptedDecode(ScriptedWorker, worker_pb2_grpc.DecodeWorkerServicer):
         # Ends its stream of tokens (as a crash would) once so many were sent.
         self.die_after_tokens: int | None = None
         self.reserved: dict[Key, worker_pb2.SequenceSpec] = {}
+        self.specs: list[worker_pb2.SequenceSpec] = []
         self.num_tokens = 0
         self.num_reserves = 0
         self.releases: list[Key] = []
         self._subscribers: dict[str, asyncio.Queue[worker_pb2.StepOutput]] = {}
         self._sequences: dict[Key, asyncio.Task[None]] = {}
+        self._routers: dict[Key, str] = {}
         for name, value in knobs.items():
             setattr(self, name, value)
 
@@ -132,7 +134,7 @@ class ScriptedDecode(ScriptedWorker, worker_pb2_grpc.DecodeWorkerServicer):
     def load(self) -> cluster_pb2.WorkerLoad:
         return cluster_pb2.WorkerLoad(
             num_running=len(self._sequences),
-            num_reservations=len(self.reserved) - len(self._sequences),
+            num_reservations=max(0, len(self.reserved) - len(self._sequences)),
             kv_blocks_free=self.num_blocks - self.blocks_used,
             kv_blocks_used=self.blocks_used,
         )
@@ -167,6 +169,7 @@ class ScriptedDecode(ScriptedWorker, worker_pb2_grpc.DecodeWorkerServicer):
         if request.router_id not in self._subscribers:
             await abort(context, FailedPrecondition("no subscription"))
         spec = request.sequence
+        self.specs.append(spec)
         key = (spec.transfer_id, spec.epoch)
         if self.blocks_used + self._blocks(spec) > self.num_blocks:
             await abort(context, ResourceExhausted("no blocks"))
@@ -174,7 +177,7 @@ class ScriptedDecode(ScriptedWorker, worker_pb2_grpc.DecodeWorkerServicer):
         if request.mode == worker_pb2.ReserveRequest.MODE_PREFILL_HERE:
             self._begin(key, request.router_id, len(spec.known_token_ids), is_prefilled_here=True)
             return worker_pb2.ReserveResponse(load=self.load())
-        self._routers = {**getattr(self, "_routers", {}), key: request.router_id}
+        self._routers[key] = request.router_id
         reservation = worker_pb2.Reservation(
             transfer_id=spec.transfer_id,
             epoch=spec.epoch,
