@@ -6,7 +6,7 @@ pdserve.v1.errors, whichever side it comes from.
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Awaitable
+from collections.abc import AsyncGenerator, Awaitable
 from types import TracebackType
 from typing import TypeVar
 
@@ -124,7 +124,7 @@ class Client:
 
     async def generate_stream(
         self, prompt: Prompt, *, timeout: float | None = None, **options: Unpack[GenerateOptions]
-    ) -> AsyncIterator[Event]:
+    ) -> AsyncGenerator[Event, None]:
         """For each of the n sequences: one Started, any number of Deltas, one Finished.
 
         Closing the iterator (`aclose`, or `contextlib.aclosing` around it) cancels the request.
