@@ -1,0 +1,119 @@
+"""What a cluster is made of: the models behind the YAML file.
+
+Defaults live here and, for the parts, in their own settings (engine.config, router.config).
+"""
+
+from __future__ import annotations
+
+import re
+from typing import Annotated, Literal
+
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, StrictInt, model_validator
+
+from engine.config import ByteSize, EngineConfig, ModelConfig
+from router.config import RouterSettings
+from worker.identity import Role
+
+_NAME = re.compile(r"[a-z0-9]([a-z0-9-]{0,30}[a-z0-9])?")
+_ADDRESS = re.compile(r"(?P<host>[^\s:/]+|\[[0-9a-fA-F:]+\]):(?P<port>\d{1,5})")
+
+
+def _checked_name(name: str) -> str:
+    if _NAME.fullmatch(name) is None:
+        raise ValueError(f"{name!r} is not a name; use lower-case letters, digits and dashes, 32 at most")
+    return name
+
+
+def split_address(address: str) -> tuple[str, int]:
+    """ "127.0.0.1:50051" → ("127.0.0.1", 50051). Raises ValueError."""
+    match = _ADDRESS.fullmatch(address)
+    if match is None or not 0 < int(match["port"]) < 65536:
+        raise ValueError(f"{address!r} is not host:port, like 127.0.0.1:50051")
+    return match["host"].strip("[]"), int(match["port"])
+
+
+class _Section(BaseModel):
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+
+class Resources(_Section):
+    """Ray's logical resources for one worker: where it is placed and how many fit, not what it uses."""
+
+    num_cpus: float = Field(default=1.0, ge=0)
+    num_gpus: float = Field(default=0.0, ge=0)
+    memory: ByteSize | None = None
+    # Resources that the nodes were given by name.
+    custom: dict[str, float] = Field(default_factory=dict)
+
+
+class PoolConfig(_Section):
+    """Workers of one role, all alike."""
+
+    replicas: StrictInt = Field(default=1, ge=0)
+    # Cores that a worker's arithmetic really uses.
+    threads: StrictInt = Field(default=1, gt=0)
+    resources: Resources = Resources()
+    engine: EngineConfig = EngineConfig()
+    # Placed, model loaded, ready: a worker that takes longer has failed.
+    start_timeout_s: float = Field(default=180.0, gt=0)
+
+
+class Pools(_Section):
+    """Prefill and decode, or colocated (both phases in one worker), or all three."""
+
+    prefill: PoolConfig | None = None
+    decode: PoolConfig | None = None
+    colocated: PoolConfig | None = None
+
+    @model_validator(mode="after")
+    def _serves_requests(self) -> Pools:
+        if self.prefill is None and self.decode is None and self.colocated is None:
+            raise ValueError("there is no pool; name prefill and decode, or colocated")
+        if self.prefill is None and self.decode is not None:
+            raise ValueError("decode workers need prefill workers: add a prefill pool")
+        if self.decode is None and self.prefill is not None:
+            raise ValueError("prefill workers need decode workers: add a decode pool")
+        return self
+
+    @model_validator(mode="after")
+    def _blocks_fit(self) -> Pools:
+        sizes = {role.value: pool.engine.block_size for role, pool in self.by_role().items()}
+        if len(set(sizes.values())) > 1:
+            raise ValueError(f"pools hand blocks to each other, so engine.block_size must be one: {sizes}")
+        return self
+
+    def by_role(self) -> dict[Role, PoolConfig]:
+        pools = {Role.PREFILL: self.prefill, Role.DECODE: self.decode, Role.COLOCATED: self.colocated}
+        return {role: pool for role, pool in pools.items() if pool is not None}
+
+
+class KVTransferConfig(_Section):
+    """How KV travels from prefill to decode workers."""
+
+    transport: Literal["auto", "grpc"] = "auto"
+
+
+class RayConfig(_Section):
+    """local: start one here | auto: the one that runs here | host:port of one that runs."""
+
+    address: str = "local"
+    # Logical CPUs of a Ray that we start: how far pools scale, not how many cores there are.
+    num_cpus: StrictInt = Field(default=64, gt=0)
+
+
+def _checked_router(router: RouterSettings) -> RouterSettings:
+    split_address(router.grpc)
+    if router.http is not None:
+        split_address(router.http)
+    return router
+
+
+class ClusterConfig(_Section):
+    """One cluster: the whole file."""
+
+    name: Annotated[str, AfterValidator(_checked_name)]
+    model: ModelConfig = ModelConfig()
+    router: Annotated[RouterSettings, AfterValidator(_checked_router)] = RouterSettings()
+    pools: Pools
+    kv_transfer: KVTransferConfig = KVTransferConfig()
+    ray: RayConfig = RayConfig()

@@ -1,0 +1,123 @@
+"""Each mistake in a configuration is told with its line, its key and what would be right."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from cluster.config_file import ConfigError, load_config, parse_config
+from worker.identity import Role
+
+CONFIGS = sorted((Path(__file__).parents[3] / "cluster_configs").glob("*.yaml"))
+GOOD = """\
+name: local
+pools:
+  prefill: {replicas: 2}
+  decode:
+    engine: {kv_cache: 2GiB}
+"""
+
+
+@pytest.mark.parametrize("path", CONFIGS, ids=lambda path: path.name)
+def test_every_configuration_that_we_ship_loads(path: Path) -> None:
+    assert load_config(path).pools.by_role()
+
+
+def test_names_and_ports_that_we_ship_differ_where_clusters_may_run_side_by_side() -> None:
+    cpu = [load_config(path) for path in CONFIGS if "cpu" in path.name]
+    assert len({config.name for config in cpu}) == len({config.router.grpc for config in cpu}) == len(cpu)
+
+
+def test_what_is_not_said_has_its_default() -> None:
+    config = parse_config(GOOD, "f.yaml")
+    assert config.model.id == "smollm2-135m"
+    assert config.router.grpc == "127.0.0.1:50051"
+    assert config.ray.address == "local"
+    assert config.pools.by_role()[Role.PREFILL].replicas == 2
+    assert config.pools.by_role()[Role.DECODE].engine.kv_cache == 2 << 30
+
+
+def test_disaggregated_and_colocated_pools_may_stand_side_by_side() -> None:
+    config = parse_config(GOOD + "  colocated: {}\n", "f.yaml")
+    assert list(config.pools.by_role()) == [Role.PREFILL, Role.DECODE, Role.COLOCATED]
+
+
+MISTAKES = {
+    "unknown key": (
+        "name: x\npools:\n  prefill: {}\n  decode:\n    engine:\n      kv_cashe: 1GiB\n",
+        'f.yaml:6: pools.decode.engine.kv_cashe: unknown key; did you mean "kv_cache"?',
+    ),
+    "unknown key that is like none": (
+        "name: x\npools: {colocated: {}}\nray: {zzz: 1}\n",
+        "f.yaml:3: ray.zzz: unknown key; the keys here are address, num_cpus",
+    ),
+    "no decode pool": (
+        "name: x\npools: {prefill: {}}\n",
+        "f.yaml:2: pools: prefill workers need decode workers: add a decode pool",
+    ),
+    "no prefill pool": (
+        "name: x\npools: {decode: {}}\n",
+        "f.yaml:2: pools: decode workers need prefill workers: add a prefill pool",
+    ),
+    "no pool": (
+        "name: x\npools: {}\n",
+        "f.yaml:2: pools: there is no pool; name prefill and decode, or colocated",
+    ),
+    "no pools": ("name: x\n", "f.yaml:1: pools: missing"),
+    "bad name": (
+        "name: A b\npools: {colocated: {}}\n",
+        "f.yaml:1: name: 'A b' is not a name; use lower-case letters, digits and dashes, 32 at most",
+    ),
+    "negative count": (
+        "name: x\npools:\n  colocated:\n    replicas: -1\n",
+        "f.yaml:4: pools.colocated.replicas: input should be greater than or equal to 0 (not -1)",
+    ),
+    "count that is no number": (
+        "name: x\npools: {colocated: {threads: true}}\n",
+        "f.yaml:2: pools.colocated.threads: input should be a valid integer (not True)",
+    ),
+    "bad size": (
+        "name: x\npools: {colocated: {engine: {kv_cache: 1Gb}}}\n",
+        "f.yaml:2: pools.colocated.engine.kv_cache: '1Gb' is not a size; write a number of bytes or one like "
+        "512MiB, 1GiB, 2GB",
+    ),
+    "block sizes that differ": (
+        "name: x\npools:\n  prefill: {engine: {block_size: 32}}\n  decode: {}\n",
+        "f.yaml:2: pools: pools hand blocks to each other, so engine.block_size must be one: "
+        "{'prefill': 32, 'decode': 16}",
+    ),
+    "bad address": (
+        "name: x\npools: {colocated: {}}\nrouter: {grpc: '50051'}\n",
+        "f.yaml:3: router: '50051' is not host:port, like 127.0.0.1:50051",
+    ),
+    "a value in place of keys": (
+        "name: x\npools: {colocated: {}}\nray: 3\n",
+        "f.yaml:3: ray: needs keys of its own: address, num_cpus",
+    ),
+    "a key twice": ("name: x\nname: y\npools: {colocated: {}}\n", "f.yaml:2: name: this key stands twice"),
+    "no YAML": ("a: [", "f.yaml:1: not YAML: expected the node content, but found '<stream end>'"),
+    "empty": ("", "f.yaml: not a configuration: it has no keys"),
+}
+
+
+@pytest.mark.parametrize(("text", "told"), MISTAKES.values(), ids=MISTAKES.keys())
+def test_a_mistake_is_told_with_its_place(text: str, told: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        parse_config(text, "f.yaml")
+    assert caught.value.problems == [told]
+
+
+def test_all_mistakes_are_told_at_once() -> None:
+    with pytest.raises(ConfigError) as caught:
+        parse_config("nam: x\npools: {colocated: {threads: 0}}\n", "f.yaml")
+    assert caught.value.problems == [
+        "f.yaml:1: name: missing",
+        "f.yaml:2: pools.colocated.threads: input should be greater than 0",
+        'f.yaml:1: nam: unknown key; did you mean "name"?',
+    ]
+
+
+def test_a_file_that_is_not_there_is_told(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"none\.yaml: cannot be read: No such file"):
+        load_config(tmp_path / "none.yaml")
