@@ -1,0 +1,33 @@
+"""What every process of ours under Ray does first."""
+
+from __future__ import annotations
+
+import ctypes
+import logging
+import signal
+import sys
+from pathlib import Path
+
+_PR_SET_PDEATHSIG = 1
+
+
+def die_with_parent() -> None:
+    """The kernel kills this process when Ray's raylet, its parent, ends: even a stopped or stuck one.
+
+    Ray's own check needs the process to run. Linux only; elsewhere Ray's check is all there is.
+    """
+    if sys.platform == "linux":
+        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
+
+
+def log_to(folder: str | None, name: str) -> None:
+    """One file for each place in a pool: a replacement writes on where its predecessor ended."""
+    if folder is None:
+        return
+    path = Path(folder)
+    path.mkdir(mode=0o700, parents=True, exist_ok=True)
+    handler = logging.FileHandler(path / f"{name}.log", encoding="utf-8")
+    handler.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(name)s pid=%(process)d %(message)s"))
+    root = logging.getLogger()
+    root.addHandler(handler)
+    root.setLevel(logging.INFO)

@@ -1,0 +1,120 @@
+"""The record of a running cluster on this machine: what `up` wrote and `status`, `generate`, `down` read.
+
+$XDG_STATE_HOME/pdserve/<name>/     (default ~/.local/state/pdserve; mode 0700)
+    cluster.json                    the record
+    lock                            held by the `up` or `down` that is at work
+    targets.json, router.json       the controller's and the router's own
+    logs/                           one file for each of our processes, kept after `down`
+"""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from pydantic import BaseModel, ConfigDict, ValidationError
+
+from cluster.errors import StateError
+from cluster.processes import ProcessId, family
+
+
+class ClusterRecord(BaseModel):
+    """Written before the first process starts, and again as more is known."""
+
+    model_config = ConfigDict(frozen=True)
+
+    name: str
+    router: str  # host:port
+    ray_address: str | None = None
+    # A Ray of ours: its folder, and the Unix session that all its processes are in.
+    ray_folder: Path | None = None
+    session: ProcessId | None = None
+    processes: tuple[ProcessId, ...] = ()
+
+    @property
+    def owns_ray(self) -> bool:
+        return self.ray_folder is not None
+
+    def is_running(self) -> bool:
+        """Of a foreign Ray nothing is known here: its clusters run until `down`."""
+        return not self.owns_ray or bool(family(self.processes, self.session))
+
+
+def state_root() -> Path:
+    base = os.environ.get("XDG_STATE_HOME") or "~/.local/state"
+    return Path(base).expanduser() / "pdserve"
+
+
+def cluster_folder(name: str) -> Path:
+    folder = state_root() / name
+    folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+    return folder
+
+
+@contextmanager
+def locked(name: str) -> Iterator[Path]:
+    """The cluster's folder, for one `up` or `down` at a time. Raises StateError if another is at work."""
+    folder = cluster_folder(name)
+    with open(folder / "lock", "w") as lock:
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError as error:
+            raise StateError(f'another command is just starting or ending the cluster "{name}"') from error
+        yield folder
+
+
+def fresh_folder(folder: Path) -> None:
+    """Forget what an earlier cluster of this name left."""
+    for name in ("cluster.json", "targets.json", "router.json"):
+        (folder / name).unlink(missing_ok=True)
+    shutil.rmtree(folder / "logs", ignore_errors=True)
+    (folder / "logs").mkdir(mode=0o700)
+
+
+def write_record(record: ClusterRecord) -> None:
+    write_whole(cluster_folder(record.name) / "cluster.json", record.model_dump_json(indent=2))
+
+
+def write_whole(path: Path, text: str) -> None:
+    """All or nothing: a reader never sees half a file."""
+    part = path.with_suffix(".part")
+    part.write_text(text, encoding="utf-8")
+    part.replace(path)
+
+
+def read_record(name: str) -> ClusterRecord | None:
+    try:
+        return ClusterRecord.model_validate_json((state_root() / name / "cluster.json").read_bytes())
+    except FileNotFoundError:
+        return None
+    except ValidationError as error:
+        raise StateError(f"{state_root() / name / 'cluster.json'} is damaged: {error}") from error
+
+
+def forget(name: str) -> None:
+    (state_root() / name / "cluster.json").unlink(missing_ok=True)
+
+
+def running_clusters() -> list[ClusterRecord]:
+    root = state_root()
+    names = sorted(folder.name for folder in root.iterdir()) if root.is_dir() else []
+    records = [read_record(name) for name in names]
+    return [record for record in records if record is not None and record.is_running()]
+
+
+def find_cluster(name: str | None) -> ClusterRecord:
+    """The one of that name, or the only one that runs. Raises StateError."""
+    running = running_clusters()
+    named = [record for record in running if name in (None, record.name)]
+    if len(named) == 1:
+        return named[0]
+    names = ", ".join(record.name for record in running)
+    if named:
+        raise StateError(f"several clusters run ({names}); choose one by name")
+    if name is not None:
+        raise StateError(f'no cluster "{name}" runs here' + (f"; these do: {names}" if names else ""))
+    raise StateError("no cluster runs here; start one with: pdserve up cluster_configs/local-cpu.yaml")

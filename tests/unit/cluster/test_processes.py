@@ -1,0 +1,72 @@
+"""Only what we started is found and ended, orphans included."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import time
+
+import psutil
+
+from cluster.processes import ProcessId, end, family, is_running
+
+# Starts a child that ignores SIGTERM, says its pid, and waits.
+PARENT = '''
+import subprocess, sys
+stubborn = """
+import signal, time
+signal.signal(signal.SIGTERM, signal.SIG_IGN)
+print(flush=True)
+time.sleep(60)
+"""
+child = subprocess.Popen([sys.executable, "-c", stubborn], stdout=subprocess.PIPE)
+child.stdout.readline()
+print(child.pid, flush=True)
+sys.stdin.read()
+'''
+
+
+def start_parent() -> tuple[subprocess.Popen[str], psutil.Process]:
+    command = [sys.executable, "-c", PARENT]
+    parent = subprocess.Popen(
+        command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, start_new_session=True
+    )
+    assert parent.stdout is not None
+    return parent, psutil.Process(int(parent.stdout.readline()))
+
+
+def close(parent: subprocess.Popen[str]) -> None:
+    parent.wait(timeout=10)
+    for pipe in (parent.stdin, parent.stdout):
+        assert pipe is not None
+        pipe.close()
+
+
+def test_children_end_with_their_parent_even_those_that_ignore_sigterm() -> None:
+    parent, child = start_parent()
+    root = ProcessId.of(parent.pid)
+    assert {process.pid for process in family([root], None)} == {parent.pid, child.pid}
+    assert end([root], None, grace_s=0.2) == []
+    close(parent)
+    assert not is_running(child)
+
+
+def test_a_child_that_lost_its_parent_is_found_by_its_session() -> None:
+    parent, child = start_parent()
+    root = ProcessId.of(parent.pid)
+    parent.kill()
+    close(parent)
+    assert family([root], None) == []
+    assert [process.pid for process in family([root], root)] == [child.pid]
+    assert end([root], root, grace_s=0.2) == []
+    assert not is_running(child)
+
+
+def test_a_pid_that_belongs_to_somebody_else_now_is_left_alone() -> None:
+    parent, child = start_parent()
+    earlier = ProcessId(pid=parent.pid, started=time.time() - 3600)
+    assert earlier.find() is None
+    assert end([earlier], earlier, grace_s=0.2) == []
+    assert is_running(child)
+    end([ProcessId.of(parent.pid)], None, grace_s=0.2)
+    close(parent)

@@ -1,0 +1,72 @@
+"""The record of a running cluster: found by name or alone, and never believed when its processes are gone."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+
+from cluster.errors import StateError
+from cluster.processes import ProcessId
+from cluster.state import (
+    ClusterRecord,
+    cluster_folder,
+    find_cluster,
+    forget,
+    locked,
+    read_record,
+    running_clusters,
+    write_record,
+)
+
+
+@pytest.fixture(autouse=True)
+def state_home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path))
+    return tmp_path
+
+
+def record(name: str, pid: int) -> ClusterRecord:
+    return ClusterRecord(
+        name=name,
+        router="127.0.0.1:50051",
+        ray_folder=Path("/tmp/none"),
+        processes=(ProcessId.of(pid, "raylet"),),
+    )
+
+
+def test_a_record_is_read_as_it_was_written() -> None:
+    written = record("a", os.getppid())
+    write_record(written)
+    assert read_record("a") == written
+    assert cluster_folder("a").stat().st_mode & 0o777 == 0o700
+
+
+def test_the_only_cluster_needs_no_name() -> None:
+    with pytest.raises(StateError, match="no cluster runs here"):
+        find_cluster(None)
+    write_record(record("a", os.getppid()))
+    assert find_cluster(None).name == "a"
+    write_record(record("b", os.getppid()))
+    with pytest.raises(StateError, match=r"several clusters run \(a, b\)"):
+        find_cluster(None)
+    assert find_cluster("b").name == "b"
+    with pytest.raises(StateError, match='no cluster "c" runs here; these do: a, b'):
+        find_cluster("c")
+    forget("a")
+    assert find_cluster(None).name == "b"
+
+
+def test_a_record_of_processes_that_are_gone_is_no_running_cluster() -> None:
+    gone = record("a", os.getppid())
+    first = gone.processes[0].model_copy(update={"started": gone.processes[0].started - 1000})
+    write_record(gone.model_copy(update={"processes": (first,)}))
+    assert running_clusters() == []
+
+
+def test_one_command_at_a_time_works_on_a_cluster() -> None:
+    with locked("a"), pytest.raises(StateError, match="just starting or ending"), locked("a"):
+        pass
+    with locked("a"):
+        pass
