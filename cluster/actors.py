@@ -1,0 +1,102 @@
+"""The cluster's own actors in Ray, as `up` and `down` handle them."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import ray
+from ray import ObjectRef
+from ray.exceptions import GetTimeoutError, RayActorError, RayTaskError
+from ray.util import list_named_actors
+from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
+
+from cluster.config import ClusterConfig
+from cluster.controller import Controller
+from cluster.errors import PartError
+from cluster.ray_worker import NAMESPACE, actor_name, how_it_died
+from cluster.router_actor import RouterActor
+
+_STOP_TIMEOUT_S = 15.0
+
+
+@contextmanager
+def connected(address: str) -> Iterator[None]:
+    """This process as a driver of that Ray. Raises PartError."""
+    try:
+        ray.init(
+            address=address,
+            namespace=NAMESPACE,
+            log_to_driver=False,
+            configure_logging=False,
+            logging_level=logging.ERROR,
+        )
+    except (ConnectionError, RuntimeError, ValueError) as error:
+        raise PartError(f"Ray at {address} cannot be reached: {error}") from error
+    try:
+        yield
+    finally:
+        ray.shutdown()
+
+
+def start_controller(config: ClusterConfig, folder: Path) -> ObjectRef[str]:
+    """Its result: the address of its Control. It begins to start the workers at once."""
+    controller = _create(Controller, actor_name(config.name, "controller"), config, str(folder))
+    return controller.start.remote()
+
+
+def start_router(
+    config: ClusterConfig, config_file: Path, log_folder: Path, timeout_s: float
+) -> ObjectRef[str]:
+    """Its result: the address that the router serves."""
+    router = _create(RouterActor, actor_name(config.name, "router-0"), str(config_file), str(log_folder))
+    return router.start.remote(timeout_s)
+
+
+def address(what: str, starting: ObjectRef[str], timeout_s: float) -> str:
+    """Waits for a part's start to give its address. Raises PartError."""
+    try:
+        return str(ray.get(starting, timeout=timeout_s))
+    except GetTimeoutError as error:
+        raise PartError(f"{what} did not start within {timeout_s:.0f} s") from error
+    except RayActorError as error:
+        raise PartError(f"{what} did not start: {how_it_died(error)}") from error
+    except RayTaskError as error:
+        raise PartError(f"{what} did not start: {error.cause}") from error
+
+
+def end_actors(cluster: str) -> None:
+    """Every actor of that cluster, and of no other; the controller first, which would replace the rest."""
+    prefix = actor_name(cluster, "")
+    names = [
+        each["name"] for each in list_named_actors(all_namespaces=True) if each["namespace"] == NAMESPACE
+    ]
+    ours = sorted(
+        (name for name in names if name.startswith(prefix)), key=lambda name: "controller" not in name
+    )
+    for name in ours:
+        try:
+            actor = ray.get_actor(name, NAMESPACE)
+            if name.split("/")[1] in ("controller", "router-0"):
+                ray.get(actor.stop.remote(), timeout=_STOP_TIMEOUT_S)
+            ray.kill(actor)
+        except (ValueError, RayActorError):
+            continue  # it ended meanwhile
+        except GetTimeoutError:
+            ray.kill(actor)
+
+
+def _create(kind: type, name: str, *arguments: object) -> ray.actor.ActorHandle:
+    """A detached actor on this node that takes nothing of Ray's count."""
+    here = NodeAffinitySchedulingStrategy(ray.get_runtime_context().get_node_id(), soft=False)
+    options = {
+        "name": name,
+        "namespace": NAMESPACE,
+        "lifetime": "detached",
+        "max_restarts": 0,
+        "num_cpus": 0,
+        "scheduling_strategy": here,
+    }
+    return ray.remote(kind).options(**options).remote(*arguments)

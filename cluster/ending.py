@@ -1,0 +1,33 @@
+"""`down` as one sequence: what `up` recorded ends, and nothing else."""
+
+from __future__ import annotations
+
+from cluster.errors import StateError
+from cluster.local_ray import remove_folder
+from cluster.processes import end
+from cluster.state import ClusterRecord, forget, locked
+
+# For the router to refuse new requests and everybody to close; Ray's own processes take ever so long.
+GRACE_S = 1.5
+
+
+def down(record: ClusterRecord) -> None:
+    """Raises StateError if something will not end."""
+    with locked(record.name):
+        end_cluster(record)
+
+
+def end_cluster(record: ClusterRecord) -> None:
+    """A Ray of ours with all that runs under it; in a foreign one this cluster's actors."""
+    if record.owns_ray:
+        left = end(record.processes, record.session, GRACE_S)
+        if left:
+            raise StateError(f"still running: {', '.join(f'{p.name()} (pid {p.pid})' for p in left)}")
+        if record.ray_folder is not None:
+            remove_folder(record.ray_folder)
+    elif record.ray_address is not None:
+        from cluster.actors import connected, end_actors  # Ray is loaded only where it is needed
+
+        with connected(record.ray_address):
+            end_actors(record.name)
+    forget(record.name)

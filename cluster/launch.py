@@ -1,0 +1,160 @@
+"""`up` as one sequence. Every start has a deadline; what fails takes down all that was started, and says what
+failed in the words of the part that failed.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+from cluster.config import ClusterConfig, split_address
+from cluster.ending import end_cluster
+from cluster.errors import LaunchError, PartError, StateError
+from cluster.local_ray import (
+    RayHead,
+    make_folder,
+    ray_environment,
+    start_local_ray,
+)
+from cluster.processes import ProcessId
+from cluster.readiness import Progress, wait_for_router, wait_for_workers
+from cluster.state import (
+    ClusterRecord,
+    fresh_folder,
+    locked,
+    read_record,
+    write_record,
+    write_whole,
+)
+from engine.errors import ModelError
+from router.config import RouterConfig
+
+RAY_TIMEOUT_S = 60.0
+CONTROLLER_TIMEOUT_S = 60.0
+ROUTER_TIMEOUT_S = 30.0
+
+
+@dataclass(frozen=True, slots=True)
+class Launched:
+    name: str
+    router: str
+    ray_address: str
+    log_folder: Path
+
+
+def up(config: ClusterConfig, progress: Progress) -> Launched:
+    """Returns when a request can be served. Raises LaunchError or StateError; leaves nothing behind then."""
+    with locked(config.name) as folder:
+        _refuse_a_second(config.name)
+        _refuse_a_taken_port(config.router.grpc)
+        fresh_folder(folder)
+        record = ClusterRecord(name=config.name, router=config.router.grpc)
+        try:
+            return _launch(config, folder, record, progress)
+        except BaseException as error:
+            # Ctrl-C included. The record on disk knows more than ours: it is written at every step.
+            with _no_interrupt():
+                progress("cluster", "failed: ending what was started")
+                end_cluster(read_record(config.name) or record)
+            if isinstance(error, PartError | ModelError):
+                raise LaunchError(str(error)) from error
+            raise
+
+
+def _launch(config: ClusterConfig, folder: Path, record: ClusterRecord, progress: Progress) -> Launched:
+    from engine.weights import resolve_model  # torch may come with it
+
+    with ThreadPoolExecutor(max_workers=1) as pool:
+        # Once, here: the workers find the folder and need not wait for each other.
+        resolving = pool.submit(resolve_model, config.model.id, lambda detail: progress("model", detail))
+        head = _start_ray(config, record, progress)
+        model_folder = resolving.result()
+    progress("model", "ready")
+    # Ray reads its settings from the environment when it is imported: `_start_ray` has put them there.
+    from cluster.actors import address, connected, start_controller, start_router
+
+    log_folder = folder / "logs"
+    with connected(head.address):
+        progress("controller", "starting")
+        control = address("the controller", start_controller(config, folder), CONTROLLER_TIMEOUT_S)
+        router_file = folder / "router.json"
+        write_whole(router_file, _router_config(config, control, model_folder).model_dump_json())
+        starting = start_router(config, router_file, log_folder, ROUTER_TIMEOUT_S)
+        wait_for_workers(config, control, progress)
+        router = address("the router", starting, ROUTER_TIMEOUT_S)
+        if all(pool.replicas for pool in config.pools.by_role().values()):
+            wait_for_router(router, ROUTER_TIMEOUT_S)
+        progress("router", "ready")
+    return Launched(config.name, router, head.address, log_folder)
+
+
+def _start_ray(config: ClusterConfig, record: ClusterRecord, progress: Progress) -> RayHead:
+    if config.ray.address != "local":
+        write_record(record.model_copy(update={"ray_address": config.ray.address}))
+        return RayHead(address=config.ray.address, processes=())
+    progress("ray", "starting")
+    record = record.model_copy(update={"ray_folder": make_folder()})
+    assert record.ray_folder is not None
+    write_record(record)
+    os.environ.update(ray_environment(record.ray_folder))
+
+    def on_session(session: ProcessId) -> None:
+        nonlocal record
+        record = record.model_copy(update={"session": session})
+        write_record(record)
+
+    head = start_local_ray(record.ray_folder, config.ray.num_cpus, RAY_TIMEOUT_S, on_session)
+    write_record(record.model_copy(update={"ray_address": head.address, "processes": head.processes}))
+    progress("ray", "ready")
+    return head
+
+
+def _router_config(config: ClusterConfig, control: str, model_folder: Path) -> RouterConfig:
+    return RouterConfig(
+        **config.router.model_dump(),
+        cluster=config.name,
+        router_id=f"{config.name}-router-0",
+        model=config.model.id,
+        model_dir=model_folder,
+        control=control,
+        max_model_len=config.model.max_model_len,
+    )
+
+
+def _refuse_a_second(name: str) -> None:
+    record = read_record(name)
+    if record is None:
+        return
+    if record.is_running():
+        raise StateError(
+            f'the cluster "{name}" runs already (router at {record.router}); end it with: pdserve down {name}'
+        )
+    end_cluster(record)
+
+
+def _refuse_a_taken_port(address: str) -> None:
+    host, port = split_address(address)
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    with socket.socket(family) as probe:
+        # Connections that ended just now do not count; somebody who listens does.
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            probe.bind((host, port))
+        except OSError as error:
+            raise LaunchError(f"router.grpc: {address} cannot be used: {error.strerror}") from error
+
+
+@contextmanager
+def _no_interrupt() -> Iterator[None]:
+    """A second Ctrl-C shall not stop the cleaning up."""
+    before = signal.signal(signal.SIGINT, signal.SIG_IGN)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, before)

@@ -1,0 +1,28 @@
+"""Asking workers how they are, over the same gRPC that routers use."""
+
+from __future__ import annotations
+
+import grpc
+
+from pdserve.v1.cluster_pb2 import WorkerStatus
+from pdserve.v1.worker_pb2 import DescribeRequest
+from pdserve.v1.worker_pb2_grpc import WorkerStub
+
+
+class Probe:
+    """One channel to one worker."""
+
+    def __init__(self, address: str) -> None:
+        self._channel = grpc.aio.insecure_channel(address)
+        self._stub = WorkerStub(self._channel)
+
+    async def describe(self, timeout_s: float) -> WorkerStatus | None:
+        """None: no answer in time."""
+        try:
+            answer = await self._stub.Describe(DescribeRequest(), timeout=timeout_s)
+        except grpc.aio.AioRpcError:
+            return None
+        return answer.status
+
+    async def close(self) -> None:
+        await self._channel.close(None)

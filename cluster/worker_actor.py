@@ -1,0 +1,90 @@
+"""The Ray actor around one worker. The worker itself knows nothing of Ray.
+
+Imported by the controller as well, which must stay light: torch and the worker's own code are loaded by
+`start`, inside the worker's process. gRPC channels and servers are made there too, never before a fork.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import socket
+from collections.abc import AsyncIterator, Callable
+from typing import TYPE_CHECKING
+
+from cluster.actor_process import die_with_parent, log_to
+from cluster.worker_handle import Loading, Started, StartEvent, StartFailed, WorkerSpec
+
+if TYPE_CHECKING:
+    from cluster.role_worker import RoleWorker
+    from engine.loop import EngineLoop
+
+log = logging.getLogger(__name__)
+
+
+class WorkerActor:
+    def __init__(self, spec: WorkerSpec) -> None:
+        die_with_parent()
+        log_to(spec.log_folder, spec.worker_id)
+        self._spec = spec
+        self._worker: RoleWorker | None = None
+        self._stopped = asyncio.Event()
+
+    async def start(self) -> AsyncIterator[StartEvent]:
+        """Loading any number of times, then Started or StartFailed."""
+        loop = asyncio.get_running_loop()
+        events: asyncio.Queue[StartEvent] = asyncio.Queue()
+
+        def progress(detail: str) -> None:
+            loop.call_soon_threadsafe(events.put_nowait, Loading(socket.gethostname(), os.getpid(), detail))
+
+        progress("loading libraries")
+        starting = asyncio.ensure_future(self._start(progress, events))
+        while True:
+            event = await events.get()
+            yield event
+            if not isinstance(event, Loading):
+                break
+        await starting
+
+    async def _start(self, progress: Callable[[str], None], events: asyncio.Queue[StartEvent]) -> None:
+        try:
+            engine_loop = await asyncio.to_thread(_load_engine, self._spec, progress)
+            self._worker = _make_worker(self._spec, engine_loop)
+            events.put_nowait(Started(await self._worker.start()))
+        except Exception as error:
+            log.exception("worker=%s cannot start", self._spec.worker_id)
+            events.put_nowait(StartFailed(_in_one_line(error)))
+
+    async def wait_stopped(self) -> None:
+        await self._stopped.wait()
+
+    async def stop(self, drain_timeout_s: float | None) -> None:
+        """Drain, at most for so long, then end."""
+        if self._worker is not None:
+            try:
+                await asyncio.wait_for(self._worker.drain(), drain_timeout_s)
+            except asyncio.TimeoutError:
+                log.warning(
+                    "worker=%s drained for %s s: its work ends here", self._spec.worker_id, drain_timeout_s
+                )
+            await self._worker.stop()
+        self._stopped.set()
+
+
+def _load_engine(spec: WorkerSpec, progress: Callable[[str], None]) -> EngineLoop:
+    from cluster.role_worker import load_engine  # torch comes with it
+
+    return load_engine(spec, progress)
+
+
+def _make_worker(spec: WorkerSpec, engine_loop: EngineLoop) -> RoleWorker:
+    from cluster.role_worker import make_worker
+
+    return make_worker(spec, engine_loop)
+
+
+def _in_one_line(error: Exception) -> str:
+    text = " ".join(str(error).split())
+    return text if text and type(error).__module__.startswith("engine") else f"{type(error).__name__}: {text}"
