@@ -1,0 +1,123 @@
+"""One answer, put together from its events, and the ways it is shown."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from rich.table import Table
+
+from pdserve.cli.console import out
+from pdserve.client import Delta, Finished, PositionLogprobs, Started
+
+
+@dataclass(slots=True)
+class Answer:
+    index: int
+    started: Started | None = None
+    finished: Finished | None = None
+    texts: list[str] = field(default_factory=list)
+    token_ids: list[int] = field(default_factory=list)
+    logprobs: list[PositionLogprobs] = field(default_factory=list)
+
+    @property
+    def text(self) -> str:
+        return "".join(self.texts)
+
+    def add(self, delta: Delta) -> None:
+        self.texts.append(delta.text)
+        self.token_ids.extend(delta.token_ids)
+        self.logprobs.extend(delta.logprobs)
+
+
+def as_object(answer: Answer, with_logprobs: bool) -> dict[str, object]:
+    """What `generate --json` prints."""
+    started, finished = _ends(answer)
+    usage, timings = finished.usage, finished.timings
+    result: dict[str, object] = {
+        "text": answer.text,
+        "token_ids": answer.token_ids,
+        "finish_reason": finished.finish_reason.value,
+        "usage": {
+            "prompt_tokens": usage.prompt_tokens,
+            "cached_tokens": usage.cached_tokens,
+            "completion_tokens": usage.completion_tokens,
+        },
+        "timings": {
+            "queue_ms": timings.queue_ms,
+            "prefill_ms": timings.prefill_ms,
+            "transfer_ms": timings.transfer_ms,
+            "transfer_bytes": timings.transfer_bytes,
+            "ttft_ms": timings.ttft_ms,
+            "decode_ms": timings.decode_ms,
+            "mean_itl_ms": timings.mean_itl_ms,
+        },
+        "prefill_worker": started.prefill_worker,
+        "decode_worker": started.decode_worker,
+    }
+    if with_logprobs:
+        result["logprobs"] = [_logprobs_object(position) for position in answer.logprobs]
+    return result
+
+
+def _logprobs_object(position: PositionLogprobs) -> dict[str, object]:
+    chosen = position.chosen
+    top = [{"token_id": each.token_id, "logprob": each.logprob} for each in position.top]
+    return {"token_id": chosen.token_id, "logprob": chosen.logprob, "top": top}
+
+
+def show_logprobs(answers: list[Answer]) -> None:
+    table = Table(box=None, pad_edge=False, header_style="dim")
+    for column in ("answer", "token id", "log p", "likeliest (token id: log p)"):
+        table.add_column(column)
+    for answer in answers:
+        for position in answer.logprobs:
+            top = "  ".join(f"{each.token_id}: {each.logprob:.3f}" for each in position.top)
+            table.add_row(
+                str(answer.index), str(position.chosen.token_id), f"{position.chosen.logprob:.3f}", top
+            )
+    out.print(table)
+
+
+def timings_table(answers: list[Answer]) -> Table:
+    """Which worker did what, and how long it took."""
+    table = Table(box=None, pad_edge=False, show_header=False, padding=(0, 2))
+    for answer in answers:
+        for row in _explained(answer):
+            table.add_row(*row)
+    return table
+
+
+def _explained(answer: Answer) -> list[tuple[str, str, str]]:
+    started, finished = _ends(answer)
+    usage, timings = finished.usage, finished.timings
+    computed = usage.prompt_tokens - usage.cached_tokens
+    rate = f"{computed / timings.prefill_ms * 1000:.0f} tok/s" if timings.prefill_ms else ""
+    speed = f"{1000 / timings.mean_itl_ms:.0f} tok/s" if timings.mean_itl_ms else ""
+    return [
+        ("queue", "router", f"{timings.queue_ms:.1f} ms"),
+        (
+            "prefill",
+            started.prefill_worker,
+            f"{usage.prompt_tokens} prompt tokens ({usage.cached_tokens} cached) "
+            f"in {timings.prefill_ms:.1f} ms {rate}",
+        ),
+        (
+            "KV shipped",
+            f"{started.prefill_worker} → {started.decode_worker}",
+            f"{timings.transfer_bytes / 1e6:.2f} MB in {timings.transfer_ms:.1f} ms",
+        ),
+        (
+            "decode",
+            started.decode_worker,
+            f"{usage.completion_tokens} tokens in {timings.decode_ms:.1f} ms {speed}",
+        ),
+        ("TTFT", "client's first token", f"{timings.ttft_ms:.1f} ms"),
+        ("ITL", "mean between tokens", f"{timings.mean_itl_ms:.1f} ms"),
+    ]
+
+
+def _ends(answer: Answer) -> tuple[Started, Finished]:
+    """A stream that ended without an error had both."""
+    if answer.started is None or answer.finished is None:
+        raise ValueError(f"answer {answer.index} has no end")
+    return answer.started, answer.finished

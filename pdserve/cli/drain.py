@@ -1,0 +1,52 @@
+"""`pdserve drain WORKER`."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Annotated
+
+import typer
+
+from pdserve.cli.console import out
+from pdserve.cli.scale import Wait
+from pdserve.cli.target import Address, Name, router_address
+from pdserve.cli.watching import Steps, wait_until_settled
+from pdserve.client import Client, Cluster, NotFound, Role
+
+Limit = Annotated[
+    float | None,
+    typer.Option("--timeout", metavar="SECONDS", help="End what still runs then. Default: never."),
+]
+
+
+def drain(
+    worker: Annotated[str, typer.Argument(metavar="WORKER", help="Its id, as `pdserve status` shows it.")],
+    address: Address = None,
+    name: Name = None,
+    replace: Annotated[bool, typer.Option("--replace", help="Keep the pool's size: start another.")] = False,
+    timeout: Limit = None,
+    wait: Wait = True,
+) -> None:
+    """Take one worker away without losing a request: no new work, then the end once it has nothing left.
+
+    pdserve drain decode-1
+    pdserve drain prefill-0 --replace
+    """
+    asyncio.run(_drain(router_address(address, name), worker, replace, timeout, wait))
+    out.print(f"{worker} is drained" if wait else f"{worker} drains: see pdserve status")
+
+
+async def _drain(address: str, worker: str, replace: bool, timeout_s: float | None, wait: bool) -> None:
+    async with Client(address) as client:
+        before = await client.get_cluster(timeout=10.0)
+        role = _role_of(before, worker)
+        await client.drain_worker(worker, replace=replace, drain_timeout_s=timeout_s, timeout=10.0)
+        if wait:
+            await wait_until_settled(client, {role}, Steps(before), timeout_s=3600.0)
+
+
+def _role_of(cluster: Cluster, worker_id: str) -> Role:
+    workers = {worker.id: worker.role for pool in cluster.pools for worker in pool.workers}
+    if worker_id not in workers:
+        raise NotFound(f"there is no worker {worker_id!r}; there are: {', '.join(workers)}")
+    return workers[worker_id]

@@ -1,0 +1,152 @@
+"""`pdserve generate PROMPT`."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import sys
+from collections.abc import Sequence
+from contextlib import aclosing
+from typing import Annotated
+
+import typer
+
+from pdserve.cli.answer import Answer, as_object, show_logprobs, timings_table
+from pdserve.cli.console import err, out, write
+from pdserve.cli.target import Address, Name, router_address
+from pdserve.client import ChatMessage, Client, Delta, GenerateOptions, Prompt, Started
+
+Text = Annotated[str | None, typer.Argument(metavar="[PROMPT]", help='The prompt; "-" reads it from stdin.')]
+Chat = Annotated[bool, typer.Option("--chat", help="Put the prompt through the model's chat template.")]
+TokenIds = Annotated[
+    str | None, typer.Option("--token-ids", metavar="1,2,3", help="Token ids in place of a text.")
+]
+MaxTokens = Annotated[int, typer.Option("--max-tokens", help="Tokens to generate at most.")]
+Temperature = Annotated[float, typer.Option("--temperature", help="0 is greedy: always the likeliest token.")]
+TopK = Annotated[int, typer.Option("--top-k", help="Draw from the K likeliest tokens; 0 is off.")]
+TopP = Annotated[float, typer.Option("--top-p", help="Draw from the likeliest tokens of this mass.")]
+MinP = Annotated[
+    float,
+    typer.Option("--min-p", help="Leave out what is less likely than this share of the best."),
+]
+Stop = Annotated[
+    list[str] | None, typer.Option("--stop", metavar="TEXT", help="End before this text; may be repeated.")
+]
+Logprobs = Annotated[
+    int | None,
+    typer.Option("--logprobs", metavar="K", help="Show log p of each token and the K likeliest."),
+]
+Timeout = Annotated[
+    float | None, typer.Option("--timeout", metavar="SECONDS", help="The request's time limit.")
+]
+Explain = Annotated[
+    bool, typer.Option("--explain", help="Show which worker did what, and how long each step took.")
+]
+AsJson = Annotated[bool, typer.Option("--json", help="One JSON object at the end, for programs.")]
+
+
+def generate(
+    prompt: Text = None,
+    chat: Chat = False,
+    token_ids: TokenIds = None,
+    max_tokens: MaxTokens = 256,
+    temperature: Temperature = 0.0,
+    top_k: Annotated[int, typer.Option("--top-k", help="Draw from the K likeliest tokens; 0 is off.")] = 0,
+    top_p: Annotated[
+        float, typer.Option("--top-p", help="Draw from the likeliest tokens of this mass.")
+    ] = 1.0,
+    min_p: Annotated[
+        float, typer.Option("--min-p", help="Least share of the best token's p; 0 is off.")
+    ] = 0.0,
+    seed: Annotated[int | None, typer.Option("--seed", help="The same seed draws the same tokens.")] = None,
+    stop: Stop = None,
+    n: Annotated[int, typer.Option("--n", help="Answers to the one prompt.")] = 1,
+    logprobs: Logprobs = None,
+    timeout: Timeout = None,
+    as_json: AsJson = False,
+    explain: Explain = False,
+    address: Address = None,
+    name: Name = None,
+) -> None:
+    """Generate text; it is printed as it comes. Greedy unless --temperature is set.
+
+    pdserve generate "The capital of France is" --max-tokens 8
+    pdserve generate --chat "Tell me a joke." --temperature 0.8 --seed 7
+    pdserve generate --chat "Why is the sky blue?" --explain
+    pdserve generate --token-ids 504,3575,282 --json
+    """
+    options = GenerateOptions(
+        max_tokens=max_tokens,
+        temperature=temperature,
+        top_k=top_k,
+        top_p=top_p,
+        min_p=min_p,
+        stop=stop or (),
+        n=n,
+    )
+    if seed is not None:
+        options["seed"] = seed
+    if logprobs is not None:
+        options["logprobs"] = logprobs
+    asked = _prompt(prompt, chat, token_ids)
+    at = router_address(address, name)
+    live = n == 1 and not as_json
+    answers = asyncio.run(stream(at, asked, options, timeout, live))
+    if as_json:
+        objects = [as_object(answer, logprobs is not None) for answer in answers]
+        write(json.dumps(objects[0] if n == 1 else {"completions": objects}, ensure_ascii=False) + "\n")
+    elif not live:
+        for answer in answers:
+            out.print(f"[bold]{answer.index}:[/] ", end="")
+            write(answer.text + "\n")
+    if logprobs is not None and not as_json:
+        show_logprobs(answers)
+    if explain:
+        (err if as_json else out).print(timings_table(answers))
+
+
+def _prompt(text: str | None, chat: bool, token_ids: str | None) -> Prompt:
+    if (text is None) == (token_ids is None):
+        raise typer.BadParameter("give a prompt or --token-ids")
+    if token_ids is not None:
+        if chat:
+            raise typer.BadParameter("--chat needs a text, not --token-ids")
+        return _parsed_ids(token_ids)
+    assert text is not None
+    words = sys.stdin.read() if text == "-" else text
+    return [ChatMessage("user", words)] if chat else words
+
+
+def _parsed_ids(text: str) -> Sequence[int]:
+    try:
+        return [int(part) for part in text.split(",")]
+    except ValueError:
+        raise typer.BadParameter(f"--token-ids {text!r}: write numbers with commas, like 1,2,3") from None
+
+
+async def stream(
+    address: str, prompt: Prompt, options: GenerateOptions, timeout: float | None, live: bool
+) -> list[Answer]:
+    """The answers, whole; `live` writes the text of the only one as it comes."""
+    answers: dict[int, Answer] = {}
+    wrote = False
+    try:
+        async with (
+            Client(address) as client,
+            aclosing(client.generate_stream(prompt, timeout=timeout, **options)) as events,
+        ):
+            async for event in events:
+                answer = answers.setdefault(event.index, Answer(event.index))
+                if isinstance(event, Started):
+                    answer.started = event
+                elif isinstance(event, Delta):
+                    answer.add(event)
+                    if live:
+                        write(event.text)
+                        wrote = wrote or bool(event.text)
+                else:
+                    answer.finished = event
+    finally:
+        if wrote:
+            write("\n")  # also behind a part of an answer, before the error
+    return [answers[index] for index in sorted(answers)]

@@ -1,0 +1,51 @@
+"""`pdserve`: one file for each command; this one gathers them and turns errors into exit codes.
+
+0: done. 1: failed, with one line that says why. 2: wrong usage. Ray and torch are loaded only by the
+commands that start something.
+"""
+
+from __future__ import annotations
+
+import sys
+
+import typer
+
+from cluster.config_file import ConfigError
+from cluster.errors import ClusterError
+from pdserve.cli import demo, down, drain, generate, scale, status, up
+from pdserve.cli.console import err, error_line
+from pdserve.v1.errors import PdserveError
+
+app = typer.Typer(
+    name="pdserve",
+    no_args_is_help=True,
+    add_completion=False,
+    rich_markup_mode="markdown",
+    pretty_exceptions_enable=False,
+    help="Serve language models with prefill and decode on separate worker pools.\n\n"
+    "Start a cluster with `pdserve up cluster_configs/local-cpu.yaml`, ask it something with "
+    '`pdserve generate --chat "What is the capital of France?"`, look at it with `pdserve status`, '
+    "end it with `pdserve down`.",
+)
+app.command("up")(up.up)
+app.command("status")(status.status)
+app.command("generate")(generate.generate)
+app.command("scale")(scale.scale)
+app.command("drain")(drain.drain)
+app.command("down")(down.down)
+app.command("demo")(demo.demo)
+
+
+def main() -> None:
+    try:
+        app()
+    except (ClusterError, ConfigError, PdserveError) as error:
+        error_line(error)
+        sys.exit(1)
+    except KeyboardInterrupt:
+        err.print("interrupted")
+        sys.exit(1)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,53 @@
+"""`pdserve scale POOL=N ...`."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Annotated
+
+import typer
+
+from pdserve.cli.console import out
+from pdserve.cli.target import Address, Name, router_address
+from pdserve.cli.watching import Steps, wait_until_settled
+from pdserve.client import Client, Role
+
+Wait = Annotated[bool, typer.Option("--wait/--no-wait", help="Return when it is done / at once.")]
+Timeout = Annotated[float, typer.Option("--timeout", metavar="SECONDS", help="How long to wait.")]
+Pools = Annotated[list[str], typer.Argument(metavar="POOL=N...", help="prefill=N, decode=N or colocated=N.")]
+
+
+def scale(
+    pools: Pools,
+    address: Address = None,
+    name: Name = None,
+    wait: Wait = True,
+    timeout: Timeout = 600.0,
+) -> None:
+    """Set how many workers the pools have. No request is lost: a worker that goes finishes what it has.
+
+    0 is allowed: requests then wait until their time is over.
+
+        pdserve scale prefill=2 decode=2
+        pdserve scale decode=1 --no-wait
+    """
+    targets = dict(_parsed(pool) for pool in pools)
+    asyncio.run(_scale(router_address(address, name), targets, wait, timeout))
+    reached = " ".join(f"{role.value}={target}" for role, target in targets.items())
+    out.print(f"[green]{reached}[/]" if wait else f"{reached} is under way: see pdserve status")
+
+
+def _parsed(text: str) -> tuple[Role, int]:
+    role, _, number = text.partition("=")
+    if role not in [each.value for each in Role] or not number.isdecimal():
+        raise typer.BadParameter(f"{text!r} is not POOL=N, like prefill=2 or decode=2")
+    return Role(role), int(number)
+
+
+async def _scale(address: str, targets: dict[Role, int], wait: bool, timeout_s: float) -> None:
+    async with Client(address) as client:
+        steps = Steps(await client.get_cluster(timeout=10.0))
+        for role, target in targets.items():
+            await client.scale_pool(role, target, timeout=10.0)
+        if wait:
+            await wait_until_settled(client, set(targets), steps, timeout_s)

@@ -1,0 +1,57 @@
+"""`pdserve up FILE`."""
+
+from __future__ import annotations
+
+import signal
+import sys
+import time
+from pathlib import Path
+from types import FrameType
+from typing import Annotated
+
+import typer
+
+from cluster.config_file import load_config
+from pdserve.cli.console import err, out
+from pdserve.cli.steps import shown_steps
+
+File = Annotated[
+    Path,
+    typer.Argument(
+        metavar="FILE", help="The cluster's YAML file.", exists=True, dir_okay=False, readable=True
+    ),
+]
+
+
+def up(file: File) -> None:
+    """Start a cluster, and return when it can serve a request.
+
+    Nothing is left behind if something fails or you press Ctrl-C meanwhile.
+
+        pdserve up cluster_configs/local-cpu.yaml
+    """
+    config = load_config(file)
+    if config.router.http is not None:
+        err.print("router.http is set, but this version serves gRPC only", style="yellow")
+    signal.signal(signal.SIGTERM, interrupted)
+    begun = time.monotonic()
+    with shown_steps() as tell:
+        from cluster import launch  # resolving models is heavy, and `--help` need not wait for it
+
+        try:
+            launched = launch.up(config, tell)
+        except KeyboardInterrupt:
+            err.print("interrupted: all that was started has been ended")
+            raise typer.Exit(1) from None
+    out.print(
+        f"[bold green]{launched.name}[/] serves gRPC at [bold]{launched.router}[/] "
+        f"after {time.monotonic() - begun:.1f} s (logs: {launched.log_folder})"
+    )
+    name = f" --name {launched.name}"
+    out.print(f'  pdserve generate{name} --chat "What is the capital of France?"')
+    out.print(f"  pdserve status{name}")
+    out.print(f"  pdserve down {launched.name}")
+
+
+def interrupted(number: int, frame: FrameType | None) -> None:
+    sys.exit(128 + number)

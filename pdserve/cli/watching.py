@@ -1,0 +1,55 @@
+"""Following a cluster until it is as wanted, every step shown."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+
+from pdserve.cli.console import out
+from pdserve.client import Client, Cluster, PdserveError, Role, Unavailable, Worker, WorkerState
+
+_LOOK_EVERY_S = 0.2
+
+
+class Steps:
+    """What was seen last of every worker process; prints what is new."""
+
+    def __init__(self, first: Cluster) -> None:
+        self._begun = time.monotonic()
+        self._seen = {worker.id: worker for worker in _workers(first)}
+
+    def show(self, cluster: Cluster) -> None:
+        now = {worker.id: worker for worker in _workers(cluster)}
+        for worker_id, before in self._seen.items():
+            if worker_id not in now:
+                self._say(worker_id, "stopped" if before.state is WorkerState.DRAINING else "gone")
+        for worker_id, worker in now.items():
+            last = self._seen.get(worker_id)
+            if last is None or (last.state, last.detail) != (worker.state, worker.detail):
+                self._say(worker_id, f"{worker.state.value}{': ' if worker.detail else ''}{worker.detail}")
+        self._seen = now
+
+    def _say(self, what: str, how: str) -> None:
+        out.print(f"[dim]{time.monotonic() - self._begun:5.1f}s[/]  {what:<12} {how}")
+
+
+async def wait_until_settled(client: Client, roles: set[Role], steps: Steps, timeout_s: float) -> None:
+    """Until these pools have exactly the ready workers that they should have. Raises PdserveError."""
+    deadline = time.monotonic() + timeout_s
+    while True:
+        cluster = await client.get_cluster(timeout=10.0)
+        steps.show(cluster)
+        pools = [pool for pool in cluster.pools if pool.role in roles]
+        for pool in pools:
+            if pool.unrecoverable_reason:
+                raise Unavailable(f"{pool.role.value}: {pool.unrecoverable_reason}")
+        ready = WorkerState.READY
+        if all([w.state for w in pool.workers] == [ready] * pool.target for pool in pools):
+            return
+        if time.monotonic() > deadline:
+            raise PdserveError(f"not there after {timeout_s:.0f} s; it goes on: see pdserve status")
+        await asyncio.sleep(_LOOK_EVERY_S)
+
+
+def _workers(cluster: Cluster) -> list[Worker]:
+    return [worker for pool in cluster.pools for worker in pool.workers]
