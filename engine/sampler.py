@@ -14,8 +14,8 @@ import torch
 from engine.noise import gumbel, noise_key
 from engine.sampling import PositionLogprobs, SamplingParams, TokenLogprob
 
-# Nuclei are nearly always found among so many best tokens; a wider one costs a full sort.
-_NUCLEUS_GUESS = 1024
+# Most nuclei are found among the few best tokens, nearly all among the next; the rest cost a full sort.
+_NUCLEUS_GUESSES = (256, 8192)
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,7 +103,8 @@ def _cut(score: torch.Tensor, params: SamplingParams) -> None:
 
 def _nucleus_border(probs: torch.Tensor, top_p: float) -> torch.Tensor:
     """The smallest probability inside the smallest set of best tokens that holds `top_p` of the mass."""
-    for size in (min(_NUCLEUS_GUESS, probs.shape[0]), probs.shape[0]):
+    vocab_size = probs.shape[0]
+    for size in (*(guess for guess in _NUCLEUS_GUESSES if guess < vocab_size), vocab_size):
         best = probs.topk(size).values
         mass_before = best.cumsum(0) - best
         inside = best[mass_before < top_p]

@@ -88,11 +88,11 @@ def test_top_p_draws_from_the_smallest_set_that_holds_the_mass(top_p):
     assert counts[order[size - 1]] > 0
 
 
-def test_a_nucleus_wider_than_the_first_guess_is_found():
-    logits = torch.zeros(5000)
+def test_a_nucleus_wider_than_the_guesses_is_found():
+    logits = torch.zeros(20_000)
     logits[0] = 1.0
-    counts = draw_many(logits, SamplingParams(temperature=1.0, top_p=0.999), 2000)
-    assert counts.count_nonzero() > 1200
+    counts = draw_many(logits, SamplingParams(temperature=1.0, top_p=0.999), 300)
+    assert counts.count_nonzero() > 250
 
 
 def test_min_p_drops_what_is_unlikely_beside_the_best():
