@@ -98,7 +98,7 @@ def _probe(
         ).logits
     except UnsupportedModel as error:
         raise UnsupportedModel(f"{kind}: {error}") from error
-    except (TypeError, KeyError, AttributeError, NotImplementedError) as error:
+    except (TypeError, KeyError, AttributeError, RuntimeError) as error:
         raise UnsupportedModel(f"{kind} cannot run on packed rows with our attention: {error}") from error
     missing = sorted(set(range(hf_config.num_hidden_layers)) - set(probe.shapes))
     if missing:

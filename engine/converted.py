@@ -1,0 +1,69 @@
+"""Converted models: each GGUF file becomes a folder of safetensors once. The folder loads in a second, where
+reading the file takes many; a hit loads neither torch nor transformers.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import shutil
+import tempfile
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from hashlib import blake2b
+from pathlib import Path
+
+# Goes up whenever the same file would give another folder.
+_CONVERTER_VERSION = 1
+_SAMPLE_BYTES = 2**20
+
+
+def convert_gguf(path: Path, progress: Callable[[str], None]) -> Path:
+    """The folder made of this file, now or earlier. Parallel callers share one conversion."""
+    root = cache_root()
+    root.mkdir(parents=True, exist_ok=True)
+    folder = root / f"{path.stem}-{_file_key(path)}"
+    if folder.is_dir():
+        return folder
+    progress(f"waiting for {path.name} to be converted")
+    with _locked(root / f"{folder.name}.lock"):
+        if folder.is_dir():
+            return folder
+        progress(f"converting {path.name} to safetensors (once)")
+        for left_over in root.glob(f"{folder.name}.*/"):  # of a process that died; we hold the lock
+            shutil.rmtree(left_over, ignore_errors=True)
+        unfinished = Path(tempfile.mkdtemp(prefix=f"{folder.name}.", dir=root))
+        try:
+            from engine.gguf import write_folder  # seconds of imports, for a miss only
+
+            write_folder(path, unfinished)
+            unfinished.rename(folder)
+        finally:
+            shutil.rmtree(unfinished, ignore_errors=True)
+    return folder
+
+
+def cache_root() -> Path:
+    base = os.environ.get("XDG_CACHE_HOME")
+    return (Path(base) if base else Path.home() / ".cache") / "pdserve"
+
+
+def _file_key(path: Path) -> str:
+    """By content, not by time: a package installed anew needs no new conversion. Size, head and tail stand
+    for the whole: the head holds the metadata, and weights that differ differ in their last megabyte.
+    """
+    size = path.stat().st_size
+    digest = blake2b(f"{_CONVERTER_VERSION} {size}".encode(), digest_size=8)
+    with path.open("rb") as file:
+        digest.update(file.read(_SAMPLE_BYTES))
+        file.seek(max(0, size - _SAMPLE_BYTES))
+        digest.update(file.read(_SAMPLE_BYTES))
+    return digest.hexdigest()
+
+
+@contextmanager
+def _locked(path: Path) -> Iterator[None]:
+    """One process at a time; the kernel lets go of the lock if its holder dies."""
+    with path.open("w") as file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        yield
