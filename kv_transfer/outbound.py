@@ -77,7 +77,7 @@ class Outbound:
         self._wake = threading.Condition()
         # Living transfers; the one that sent last is at the end.
         self._transfers: OrderedDict[TransferKey, Transfer] = OrderedDict()
-        self._farewells: deque[Abort | Closed] = deque()
+        self._farewells: deque[Open | Abort | Closed] = deque()
         self._window = Window(config.window_bytes)
         # The transfer whose blocks the thread is reading right now: its pins stay until the thread is done.
         self._being_read: Transfer | None = None
@@ -147,7 +147,10 @@ class Outbound:
         with self._wake:
             if transfer.is_ended:
                 return
-            if transfer.is_open_sent:
+            if not transfer.is_open_sent:  # D knows P only from an Open, and takes an Abort from nobody else
+                self._farewells.append(self._open_frame(transfer))
+                transfer.is_open_sent = True
+            if self._error is None:
                 reason = "the first token ended the sequence" if error is None else error.message
                 self._farewells.append(Abort(transfer.key, reason))
             to = TransferState.NOT_NEEDED if error is None else TransferState.FAILED
@@ -212,8 +215,7 @@ class Outbound:
     def _due(self, transfer: Transfer, now: float) -> Open | Blocks | Commit | Renew | None:
         key, seq, target = transfer.key, transfer.next_seq, transfer.target
         if not transfer.is_open_sent:
-            shape = (target.num_blocks, target.num_cached_blocks)
-            return Open(key, target.instance_id, target.transport, self._layout, *shape)
+            return self._open_frame(transfer)
         if transfer.state is TransferState.SENDING:
             num_blocks = self._num_blocks_to_send(transfer)
             if num_blocks > 0:
@@ -223,6 +225,11 @@ class Outbound:
         if transfer.num_unanswered == 0 and now >= transfer.renew_at:
             return Renew(key, seq - 1)
         return None
+
+    def _open_frame(self, transfer: Transfer) -> Open:
+        target = transfer.target
+        shape = (target.num_blocks, target.num_cached_blocks)
+        return Open(transfer.key, target.instance_id, target.transport, self._layout, *shape)
 
     def _num_blocks_to_send(self, transfer: Transfer) -> int:
         size = self._blocks.block_bytes

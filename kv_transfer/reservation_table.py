@@ -105,9 +105,9 @@ class ReservationTable:
             for reservation in leased:
                 if reservation.expires_at <= now:
                     self.num_expired_leases += 1
-                    self._end(reservation, ReservationState.EXPIRED)
                     message = f"{reservation.key}: no KV for {reservation.lease_s} s"
-                    self._events.on_failed(reservation, Unavailable(message, reason="LEASE_EXPIRED"))
+                    error = Unavailable(message, reason="LEASE_EXPIRED")
+                    self._end(reservation, ReservationState.EXPIRED, error)
             left = [r.expires_at - now for r in leased if r.state in HOLDS_A_LEASE]
             return min(left, default=None)
 
@@ -182,8 +182,7 @@ class ReservationTable:
         """Ends it for something its own stream did. Nothing happens where it ended before."""
         with self._lock:
             if reservation.state in HOLDS_A_LEASE:
-                self._end(reservation, ReservationState.ABORTED)
-                self._events.on_failed(reservation, error)
+                self._end(reservation, ReservationState.ABORTED, error)
 
     def abort(self, key: TransferKey, stream: object) -> None:
         """P takes its transfer back; the router hears of it from P."""
@@ -206,8 +205,7 @@ class ReservationTable:
         with self._lock:
             for reservation in [r for r in self._living.values() if r.stream is stream]:
                 if reservation.state is ReservationState.RECEIVING:
-                    self._end(reservation, ReservationState.ABORTED)
-                    self._events.on_failed(reservation, error)
+                    self._end(reservation, ReservationState.ABORTED, error)
 
     def peer_gone(self, stream: object) -> None:
         """Proof that the process behind the stream is dead: nothing of it can write."""
@@ -266,8 +264,13 @@ class ReservationTable:
             gap = f"frame {seq} came, {reservation.next_seq} was due"
             raise Aborted(f"{reservation.key}: {gap}", reason="FRAME_LOST")
 
-    def _end(self, reservation: Reservation, how: ReservationState) -> None:
+    def _end(
+        self, reservation: Reservation, how: ReservationState, error: PdserveError | None = None
+    ) -> None:
+        """`error`: for the router, where it was not the router that ended it, nor P by its own word."""
         reservation.move(how)
+        if error is not None:
+            self._events.on_failed(reservation, error)
         reservation.move(ReservationState.QUARANTINED)
         del self._living[reservation.key]
         self._quarantined[reservation.key] = reservation

@@ -75,6 +75,22 @@ class InboundStream:
         self.peer = peer
 
 
+class PushEndpoint(Protocol):
+    """D's listening end. `name` is the transport's, `address` what a reservation tells P to connect to."""
+
+    @property
+    def name(self) -> str: ...
+
+    @property
+    def address(self) -> str: ...
+
+    def start(self) -> None: ...
+
+    def stop(self) -> None:
+        """Ends all streams; returns when no `accept` is running any more."""
+        ...
+
+
 class FrameSink(Protocol):
     """What a transport delivers to on D (`Receiver`)."""
 

@@ -136,6 +136,8 @@ class _Handover:
 class GrpcPushServer:
     """D's side: a thread for each prefill worker that is connected."""
 
+    name = "grpc"
+
     def __init__(
         self, sink: FrameSink, host: str, port: int, block_bytes: int, max_streams: int = 128
     ) -> None:

@@ -40,18 +40,39 @@ class MemoryTransport:
         self.name = name
         self.faults = faults or Faults()
         self._sinks: dict[str, FrameSink] = {}
+        self._connections: list[tuple[str, MemoryConnection]] = []
 
     def listen(self, address: str, sink: FrameSink) -> None:
         self._sinks[address] = sink
 
     def close(self, address: str) -> None:
         self._sinks.pop(address, None)
+        for connection in [c for to, c in self._connections if to == address]:
+            connection.break_off()
 
     def connect(self, address: str, events: ConnectionEvents) -> Connection:
         sink = self._sinks.get(address)
         if sink is None:
             raise Unavailable(f"nobody listens at {address}", reason="KV_CONNECT")
-        return MemoryConnection(sink, events, self.faults)
+        connection = MemoryConnection(sink, events, self.faults)
+        self._connections.append((address, connection))
+        return connection
+
+
+class MemoryEndpoint:
+    """D's side."""
+
+    def __init__(self, transport: MemoryTransport, address: str, sink: FrameSink) -> None:
+        self.name = transport.name
+        self.address = address
+        self._transport = transport
+        self._sink = sink
+
+    def start(self) -> None:
+        self._transport.listen(self.address, self._sink)
+
+    def stop(self) -> None:
+        self._transport.close(self.address)
 
 
 class MemoryConnection:
@@ -63,6 +84,7 @@ class MemoryConnection:
         self._wake = threading.Condition()
         self._frames: deque[bytes] = deque()
         self._is_closed = False
+        self._is_broken = False
         self._thread = threading.Thread(target=self._deliver_all, name="kv-memory", daemon=True)
         self._thread.start()
 
@@ -82,6 +104,15 @@ class MemoryConnection:
         if threading.current_thread() is not self._thread:
             self._thread.join()
 
+    def break_off(self) -> None:
+        """As if the receiving process went away. Returns when it is handed nothing any more."""
+        with self._wake:
+            self._is_broken = True
+            self._wake.notify_all()
+        for event in self._faults.hold.values():
+            event.set()
+        self._thread.join()
+
     def _deliver_all(self) -> None:
         number = 0
         error: Unavailable | None = None
@@ -99,7 +130,9 @@ class MemoryConnection:
 
     def _next(self) -> bytes | None:
         with self._wake:
-            self._wake.wait_for(lambda: self._frames or self._is_closed)
+            self._wake.wait_for(lambda: self._frames or self._is_closed or self._is_broken)
+            if self._is_broken:
+                raise Unavailable("the receiver is gone")
             return self._frames.popleft() if self._frames else None
 
     def _deliver(self, number: int, raw: bytes) -> None:

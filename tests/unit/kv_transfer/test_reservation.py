@@ -4,7 +4,6 @@ import itertools
 from collections.abc import Callable
 
 import pytest
-from hand_over import FIRST, Events
 
 from engine.errors import IntegrityError
 from engine.reservations import BlockReservation
@@ -12,6 +11,7 @@ from kv_transfer.frame import Blocks, Commit, Digest, TransferKey
 from kv_transfer.reservation import LEGAL_MOVES, Reservation, ReservationState
 from kv_transfer.reservation_table import ReservationTable
 from pdserve.v1.errors import Aborted, DataLoss, FailedPrecondition, NotFound, PdserveError, Unavailable
+from tests.unit.kv_transfer.hand_over import FIRST, Events
 
 KEY = TransferKey("a", 1)
 BLOCKS = BlockReservation(1, (10, 11, 12), 1, 12, True)
@@ -123,7 +123,7 @@ def test_a_remote_writers_blocks_need_its_closed_or_its_death(
         table.add(key, BLOCKS, 5.0)
         table.open(key, STREAM, (3, 1), is_remote_writer=True)
         table.stream_ended(STREAM, Unavailable("broken"))
-        assert events.of(key) == ["quarantined", "failed"]
+        assert events.of(key) == ["failed", "quarantined"]
         table.closed(key, OTHER)
         assert table.num_reservations == 1
         proof(key)
@@ -146,7 +146,7 @@ def test_a_lease_runs_anew_from_each_frame_and_ends_in_expired(
     assert table.expire() == pytest.approx(0.1)
     clock.now = 13.0
     assert table.expire() is None
-    assert events.of(KEY) == ["freed", "failed"]
+    assert events.of(KEY) == ["failed", "freed"]
     assert events.errors[KEY].reason == "LEASE_EXPIRED"
     assert table.num_expired_leases == 1
     with pytest.raises(FailedPrecondition):
@@ -237,7 +237,7 @@ def test_a_broken_stream_ends_only_what_it_was_filling(table: ReservationTable, 
     table.add(third, BLOCKS, 5.0)
     table.open(third, OTHER, (3, 1))
     table.stream_ended(STREAM, Unavailable("broken"))
-    assert events.of(KEY) == ["freed", "failed"]
+    assert events.of(KEY) == ["failed", "freed"]
     assert table.num_reservations == 2
     table.release(second)
     table.release(third)

@@ -10,7 +10,6 @@ from dataclasses import replace
 import grpc
 import numpy as np
 import pytest
-from hand_over import FIRST, INSTANCE, LAYOUT, WAIT_S, HandOver, make_transport
 
 from kv_transfer.frame import (
     Abort,
@@ -32,6 +31,7 @@ from kv_transfer.transport.base import InboundStream, Transport
 from kv_transfer.transport.grpc import PUSH, GrpcPushServer, GrpcTransport
 from kv_transfer.transport.memory import Faults, MemoryTransport
 from pdserve.v1.errors import Aborted, DataLoss, FailedPrecondition, NotFound, PdserveError, Unavailable
+from tests.unit.kv_transfer.hand_over import FIRST, INSTANCE, LAYOUT, WAIT_S, HandOver, make_transport
 
 SIZE = LAYOUT.block_bytes
 ONE_BLOCK = SenderConfig(frame_bytes=SIZE, window_bytes=2 * SIZE, ack_timeout_s=10.0)
