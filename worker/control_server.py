@@ -1,0 +1,60 @@
+"""The grpc.aio server of a worker: its role's service, Describe, and health."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import grpc
+from grpc_health.v1 import health_pb2, health_pb2_grpc
+from grpc_health.v1._async import HealthServicer
+
+from pdserve.v1 import cluster_pb2, worker_pb2, worker_pb2_grpc
+
+_OPTIONS = [
+    # A taken port is an error, not a second listener.
+    ("grpc.so_reuseport", 0),
+    # A prompt of the longest context is more than the default of 4 MiB can always hold.
+    ("grpc.max_receive_message_length", 64 * 1024 * 1024),
+    # Routers ping every few seconds, to see a stopped process.
+    ("grpc.http2.min_ping_interval_without_data_ms", 1000),
+    ("grpc.keepalive_permit_without_calls", 1),
+]
+
+
+class ControlServer:
+    def __init__(self, host: str, port: int, describe: Callable[[], cluster_pb2.WorkerStatus]) -> None:
+        self._host = host
+        self._port = port
+        self._health = HealthServicer()
+        self.server = grpc.aio.server(options=_OPTIONS)
+        worker_pb2_grpc.add_WorkerServicer_to_server(_DescribeServicer(describe), self.server)
+        health_pb2_grpc.add_HealthServicer_to_server(self._health, self.server)
+
+    @property
+    def address(self) -> str:
+        return f"{self._host}:{self._port}"
+
+    async def start(self) -> None:
+        """Raises RuntimeError, which names the address, where the port is taken."""
+        self._port = self.server.add_insecure_port(f"{self._host}:{self._port}")
+        await self.server.start()
+        await self.set_serving(True)
+
+    async def set_serving(self, is_serving: bool) -> None:
+        answer = health_pb2.HealthCheckResponse
+        await self._health.set("", answer.SERVING if is_serving else answer.NOT_SERVING)
+
+    async def stop(self, grace_s: float) -> None:
+        """Calls in flight have `grace_s` to end by themselves."""
+        await self._health.enter_graceful_shutdown()
+        await self.server.stop(grace_s)
+
+
+class _DescribeServicer(worker_pb2_grpc.WorkerServicer):
+    def __init__(self, describe: Callable[[], cluster_pb2.WorkerStatus]) -> None:
+        self._describe = describe
+
+    async def Describe(
+        self, request: worker_pb2.DescribeRequest, context: object
+    ) -> worker_pb2.DescribeResponse:
+        return worker_pb2.DescribeResponse(status=self._describe())

@@ -1,0 +1,53 @@
+"""A worker's report of itself."""
+
+from __future__ import annotations
+
+import psutil
+
+from engine.engine import Engine
+from engine.request import EngineLoad
+from pdserve.v1 import cluster_pb2
+from worker.identity import WorkerIdentity, WorkerState
+from worker.messages import ROLES, worker_limits
+
+_STATES = {
+    WorkerState.READY: cluster_pb2.WORKER_STATE_READY,
+    WorkerState.DRAINING: cluster_pb2.WORKER_STATE_DRAINING,
+    WorkerState.STOPPED: cluster_pb2.WORKER_STATE_STOPPED,
+    WorkerState.FAILED: cluster_pb2.WORKER_STATE_UNHEALTHY,
+}
+
+
+def worker_status(
+    identity: WorkerIdentity,
+    state: WorkerState,
+    detail: str,
+    address: str,
+    engine: Engine,
+    load: cluster_pb2.WorkerLoad,
+    counters: cluster_pb2.WorkerCounters,
+) -> cluster_pb2.WorkerStatus:
+    """Reads of the engine only what is fixed from its start, so any thread may call this."""
+    return cluster_pb2.WorkerStatus(
+        id=identity.worker_id,
+        instance_id=identity.instance_id,
+        role=ROLES[identity.role],
+        state=_STATES[state],
+        detail=detail,
+        address=address,
+        pid=identity.pid,
+        node=identity.node,
+        device=engine.device,
+        limits=worker_limits(engine.limits, engine.layout),
+        load=load,
+        counters=counters,
+    )
+
+
+def engine_counters(load: EngineLoad) -> cluster_pb2.WorkerCounters:
+    return cluster_pb2.WorkerCounters(
+        tokens_prefilled=load.tokens_prefilled,
+        tokens_decoded=load.tokens_decoded,
+        num_preemptions=load.num_preemptions,
+        rss_bytes=psutil.Process().memory_info().rss,
+    )
