@@ -1,0 +1,94 @@
+"""The decode role's RPCs: protobuf on this side, plain values behind it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Protocol
+
+from decode_worker.admission import Mode
+from decode_worker.subscription import StepBatch, Subscription
+from engine.request import SequenceRequest
+from kv_transfer.frame import TransferKey
+from kv_transfer.transfer import PushTarget
+from pdserve.v1 import cluster_pb2, worker_pb2, worker_pb2_grpc
+from pdserve.v1.errors import InvalidArgument
+from worker.messages import reservation_message, sequence_request, token_output, transfer_key
+from worker.statuses import Writer, statuses
+
+_MODES = {
+    worker_pb2.ReserveRequest.MODE_RECEIVE_KV: Mode.RECEIVE_KV,
+    worker_pb2.ReserveRequest.MODE_PREFILL_HERE: Mode.PREFILL_HERE,
+}
+
+
+class Decoder(Protocol):
+    """What the RPCs need of the worker."""
+
+    async def reserve(
+        self, key: TransferKey, router_id: str, request: SequenceRequest, mode: Mode
+    ) -> PushTarget | None: ...
+
+    def release(self, keys: Sequence[TransferKey]) -> int: ...
+
+    def subscribe(self, router_id: str) -> Subscription: ...
+
+    def unsubscribe(self, subscription: Subscription) -> None: ...
+
+    def load(self) -> cluster_pb2.WorkerLoad: ...
+
+
+class DecodeServicer(worker_pb2_grpc.DecodeWorkerServicer):
+    def __init__(self, worker: Decoder) -> None:
+        self._worker = worker
+
+    async def Reserve(
+        self, request: worker_pb2.ReserveRequest, context: object
+    ) -> worker_pb2.ReserveResponse:
+        response = worker_pb2.ReserveResponse()
+        async with statuses(context):
+            mode = _MODES.get(request.mode)
+            if mode is None:
+                raise InvalidArgument("a Reserve needs a mode")
+            sequence = sequence_request(request.sequence)
+            key = transfer_key(request.sequence.transfer_id, request.sequence.epoch)
+            target = await self._worker.reserve(key, request.router_id, sequence, mode)
+            if target is not None:
+                response.reservation.CopyFrom(reservation_message(target))
+            response.load.CopyFrom(self._worker.load())
+        return response
+
+    async def Release(
+        self, request: worker_pb2.ReleaseRequest, context: object
+    ) -> worker_pb2.ReleaseResponse:
+        response = worker_pb2.ReleaseResponse()
+        async with statuses(context):
+            keys = [transfer_key(key.transfer_id, key.epoch) for key in request.keys]
+            response.num_released = self._worker.release(keys)
+        return response
+
+    async def Subscribe(  # type: ignore[override]  # the stubs know only handlers that yield
+        self, request: worker_pb2.SubscribeRequest, context: Writer[worker_pb2.StepOutput]
+    ) -> None:
+        async with statuses(context):
+            if not request.router_id:
+                raise InvalidArgument("a subscription needs a router_id")
+            subscription = self._worker.subscribe(request.router_id)
+            try:
+                await subscription.deliver(lambda batch: context.write(self._step_output(batch)))
+            finally:
+                self._worker.unsubscribe(subscription)
+
+    def _step_output(self, batch: StepBatch) -> worker_pb2.StepOutput:
+        return worker_pb2.StepOutput(
+            tokens=[token_output(t.key, t.token, t.finish_reason, t.prefill) for t in batch.tokens],
+            failed=[
+                worker_pb2.SequenceFailed(
+                    transfer_id=failure.key.transfer_id,
+                    epoch=failure.key.epoch,
+                    code=failure.error.code.value[0],
+                    message=failure.error.message,
+                )
+                for failure in batch.failures
+            ],
+            load=self._worker.load(),
+        )

@@ -1,0 +1,17 @@
+"""Settings of the prefill role."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from kv_transfer.outbound import SenderConfig
+
+
+@dataclass(frozen=True, slots=True)
+class PrefillConfig:
+    # Prompts accepted and not yet handed over; more are refused.
+    max_num_prefills: int = 256
+    # How long `stop` lets calls and threads end by themselves.
+    stop_grace_s: float = 2.0
+    connect_timeout_s: float = 5.0
+    sender: SenderConfig = field(default_factory=SenderConfig)

@@ -1,0 +1,96 @@
+from __future__ import annotations
+
+import socket
+from collections.abc import AsyncIterator, Callable, Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from transformers.utils import logging as transformers_logging
+
+from engine.config import EngineConfig, ModelConfig
+from engine.engine import Engine
+from engine.loading import LoadedModel, load_model
+from engine.loop import EngineLoop
+from kv_transfer.blocks import PoolBlocks
+from tests.integration.workers.mini_router import Cluster
+from tests.integrity import held, nothing_leaks, wait_until
+from tests.models import tiny_model
+from tests.unit.engine.driving import Reference
+
+__all__ = ["nothing_leaks"]
+
+MakeLoop = Callable[..., EngineLoop]
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _one_quiet_thread() -> None:
+    torch.set_num_threads(1)
+    transformers_logging.disable_progress_bar()
+
+
+@pytest.fixture(scope="session")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tiny_model(tmp_path_factory.mktemp("models"))
+
+
+@pytest.fixture(scope="session")
+def loaded(folder: Path) -> LoadedModel:
+    return load_model(ModelConfig(id=str(folder), device="cpu"))
+
+
+@pytest.fixture(scope="session")
+def reference(folder: Path) -> Reference:
+    return Reference(folder)
+
+
+@pytest.fixture
+def make_loop(loaded: LoadedModel) -> Iterator[MakeLoop]:
+    """Engines with small pools whose blocks hold NaN until they are computed."""
+    loops: list[EngineLoop] = []
+
+    def make(**settings: object) -> EngineLoop:
+        defaults: dict[str, object] = {"num_blocks": 64, "max_num_batched_tokens": 48, "poison_blocks": True}
+        loop = EngineLoop(Engine(loaded, EngineConfig.model_validate(defaults | settings)))
+        loop.start()
+        loops.append(loop)
+        return loop
+
+    yield make
+    for loop in loops:
+        assert loop.failure is None
+        assert wait_until(lambda loop=loop: not loop.call(held).result(5)), loop.call(held).result(5)  # type: ignore[misc]
+        loop.stop()
+
+
+@pytest.fixture
+async def cluster(make_loop: MakeLoop) -> AsyncIterator[Cluster]:
+    """Workers in this process and a router of a few lines; `await cluster.start(...)` brings them up."""
+    made = Cluster(make_loop)
+    yield made
+    await made.stop()
+
+
+@pytest.fixture(autouse=True)
+def no_uncomputed_kv_arrives(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Blocks are NaN until they are computed (`poison_blocks`): none of it may be shipped."""
+    write = PoolBlocks.write
+    spoiled: list[int] = []
+
+    def checked(self: PoolBlocks, block_id: int, data: memoryview) -> None:
+        if np.isnan(np.frombuffer(data, dtype=np.float32)).any():
+            spoiled.append(block_id)
+        write(self, block_id, data)
+
+    monkeypatch.setattr(PoolBlocks, "write", checked)
+    yield
+    assert spoiled == []
+
+
+@pytest.fixture
+def taken_port() -> Iterator[int]:
+    with socket.socket() as listener:
+        listener.bind(("127.0.0.1", 0))
+        listener.listen()
+        yield listener.getsockname()[1]
