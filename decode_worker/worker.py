@@ -160,6 +160,8 @@ class DecodeWorker:
                 admission.refuse(error)
                 raise
             self._lease_added.set()
+        elif admission.router_id != router_id:
+            raise FailedPrecondition(f"{key} is another router's", reason="FOREIGN_ROUTER")
         return await asyncio.shield(admission.granted)
 
     def release(self, keys: Sequence[TransferKey]) -> int:

@@ -1,0 +1,43 @@
+"""A worker in a process of its own, to be killed or stopped: `worker_process.py ROLE MODEL_FOLDER LEASE_S`.
+
+Prints its address when it serves; ends when its stdin closes.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import sys
+
+import torch
+
+from decode_worker.config import DecodeConfig
+from decode_worker.worker import DecodeWorker
+from engine.config import EngineConfig, ModelConfig
+from engine.engine import Engine
+from engine.loop import EngineLoop
+from kv_transfer.outbound import SenderConfig
+from prefill_worker.config import PrefillConfig
+from prefill_worker.worker import PrefillWorker
+
+# Small chunks and frames, so that there is a middle to be killed in.
+ENGINE = EngineConfig(num_blocks=256, max_num_batched_tokens=16)
+
+
+async def serve(role: str, folder: str, lease_s: float) -> None:
+    loop = EngineLoop(Engine.load(ModelConfig(id=folder, device="cpu"), ENGINE))
+    loop.start()
+    worker: PrefillWorker | DecodeWorker
+    if role == "prefill":
+        sender = SenderConfig(frame_bytes=1, ack_timeout_s=1.0)
+        worker = PrefillWorker("prefill", loop, config=PrefillConfig(sender=sender))
+    else:
+        worker = DecodeWorker("decode", loop, config=DecodeConfig(lease_s=lease_s))
+    print(await worker.start(), flush=True)  # noqa: T201  # what the test waits for
+    await asyncio.to_thread(sys.stdin.read)
+    await worker.stop()
+    loop.stop()
+
+
+if __name__ == "__main__":
+    torch.set_num_threads(1)
+    asyncio.run(serve(sys.argv[1], sys.argv[2], float(sys.argv[3])))
