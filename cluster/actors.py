@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import signal
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -25,6 +26,7 @@ _STOP_TIMEOUT_S = 15.0
 @contextmanager
 def connected(address: str) -> Iterator[None]:
     """This process as a driver of that Ray. Raises PartError."""
+    on_sigterm = signal.getsignal(signal.SIGTERM)
     try:
         ray.init(
             address=address,
@@ -35,6 +37,8 @@ def connected(address: str) -> Iterator[None]:
         )
     except (ConnectionError, RuntimeError, ValueError) as error:
         raise PartError(f"Ray at {address} cannot be reached: {error}") from error
+    # Ray puts one in that prints a stack and aborts.
+    signal.signal(signal.SIGTERM, on_sigterm)
     try:
         yield
     finally:

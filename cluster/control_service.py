@@ -107,7 +107,7 @@ class ControlService(cluster_pb2_grpc.ControlServicer):
     def _set_target(self, role: Role, target: int) -> None:
         self._membership.set_target(role, target)
         self._on_targets()
-        self._supervisor.wake()
+        self._supervisor.reconcile()
 
 
 async def _abort(context: object, error: PdserveError) -> NoReturn:

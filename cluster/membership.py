@@ -57,10 +57,6 @@ class Member:
     # What it last said of itself (Describe).
     report: WorkerStatus | None = None
 
-    @property
-    def num_sequences(self) -> int:
-        return self.report.load.num_running + self.report.load.num_waiting if self.report else 0
-
 
 @dataclass(slots=True)
 class Pool:

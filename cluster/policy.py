@@ -47,9 +47,9 @@ def free_ids(role: Role, taken: set[str]) -> Iterable[str]:
 _WORTH = {WorkerState.STARTING: 0, WorkerState.UNHEALTHY: 1, WorkerState.READY: 2}
 
 
-def _worth(member: Member) -> tuple[int, int, int]:
-    """Who goes first: the useless, then the idle, then the last that came."""
-    return _WORTH[member.state], member.num_sequences, -place(member.worker_id)
+def _worth(member: Member) -> tuple[int, int]:
+    """Who goes first: the useless, then the last in the pool, busy or not, since nothing is lost."""
+    return _WORTH[member.state], -place(member.worker_id)
 
 
 def retry_delay_s(num_failures: int) -> float:

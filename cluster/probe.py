@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+
 import grpc
 
 from pdserve.v1.cluster_pb2 import WorkerStatus
@@ -15,14 +17,21 @@ class Probe:
     def __init__(self, address: str) -> None:
         self._channel = grpc.aio.insecure_channel(address)
         self._stub = WorkerStub(self._channel)
+        self._is_closed = False
 
     async def describe(self, timeout_s: float) -> WorkerStatus | None:
-        """None: no answer in time."""
+        """None: no answer in time, or closed meanwhile."""
         try:
             answer = await self._stub.Describe(DescribeRequest(), timeout=timeout_s)
         except grpc.aio.AioRpcError:
             return None
+        except asyncio.CancelledError:
+            # Closing a channel cancels its calls, and would so cancel whoever waits for one.
+            if self._is_closed:
+                return None
+            raise
         return answer.status
 
     async def close(self) -> None:
+        self._is_closed = True
         await self._channel.close(None)

@@ -54,13 +54,19 @@ class Supervisor:
         self._wake = asyncio.Event()
 
     def start(self) -> None:
-        self._spawn(self._reconcile(), "reconcile")
+        self._spawn(self._reconcile_when_woken(), "reconcile")
         self._spawn(self._probe_regularly(), "probe")
         self.wake()
 
     def wake(self) -> None:
         """Something changed: look whether there is something to do."""
         self._wake.set()
+
+    def reconcile(self) -> None:
+        """Begin what brings every pool to its target."""
+        self._wake.clear()
+        for pool in self._membership.pools.values():
+            self._carry_out(plan_pool(pool), pool.role)
 
     async def close(self) -> None:
         """Ends every worker, at once, and all that happens here."""
@@ -78,12 +84,10 @@ class Supervisor:
         serving = [member for member in self._membership.members() if member.key in self._probes]
         await asyncio.gather(*(self._ask(member, timeout_s) for member in serving))
 
-    async def _reconcile(self) -> None:
+    async def _reconcile_when_woken(self) -> None:
         while True:
             await self._wake.wait()
-            self._wake.clear()
-            for pool in self._membership.pools.values():
-                self._carry_out(plan_pool(pool), pool.role)
+            self.reconcile()
 
     def _carry_out(self, plan: Plan, role: Role) -> None:
         for member in plan.forget:

@@ -11,16 +11,15 @@ from cluster.errors import StateError
 from cluster.state import ClusterRecord, read_record, running_clusters, state_root
 from pdserve.cli.console import out
 
-Cluster = Annotated[
-    str | None, typer.Argument(metavar="[NAME]", help="Default: the only one that runs here.")
-]
+Cluster = Annotated[str | None, typer.Argument(metavar="NAME", help="Default: the only one that runs here.")]
 
 
 def down(name: Cluster = None) -> None:
-    """End a cluster: exactly the processes that `up` started. Requests in flight end with an error.
+    """End a cluster: exactly the processes that up started. Requests in flight end with an error.
 
-    pdserve down
-    pdserve down local
+    Examples:
+        pdserve down
+        pdserve down local
     """
     record = _wanted(name)
     if record is None:

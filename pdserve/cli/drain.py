@@ -20,7 +20,7 @@ Limit = Annotated[
 
 
 def drain(
-    worker: Annotated[str, typer.Argument(metavar="WORKER", help="Its id, as `pdserve status` shows it.")],
+    worker: Annotated[str, typer.Argument(metavar="WORKER", help="Its id, as pdserve status shows it.")],
     address: Address = None,
     name: Name = None,
     replace: Annotated[bool, typer.Option("--replace", help="Keep the pool's size: start another.")] = False,
@@ -29,8 +29,9 @@ def drain(
 ) -> None:
     """Take one worker away without losing a request: no new work, then the end once it has nothing left.
 
-    pdserve drain decode-1
-    pdserve drain prefill-0 --replace
+    Examples:
+        pdserve drain decode-1
+        pdserve drain prefill-0 --replace
     """
     asyncio.run(_drain(router_address(address, name), worker, replace, timeout, wait))
     out.print(f"{worker} is drained" if wait else f"{worker} drains: see pdserve status")
@@ -40,9 +41,12 @@ async def _drain(address: str, worker: str, replace: bool, timeout_s: float | No
     async with Client(address) as client:
         before = await client.get_cluster(timeout=10.0)
         role = _role_of(before, worker)
-        await client.drain_worker(worker, replace=replace, drain_timeout_s=timeout_s, timeout=10.0)
+        steps = Steps(before)
+        steps.show(
+            await client.drain_worker(worker, replace=replace, drain_timeout_s=timeout_s, timeout=10.0)
+        )
         if wait:
-            await wait_until_settled(client, {role}, Steps(before), timeout_s=3600.0)
+            await wait_until_settled(client, {role}, steps, timeout_s=3600.0)
 
 
 def _role_of(cluster: Cluster, worker_id: str) -> Role:

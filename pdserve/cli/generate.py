@@ -16,7 +16,7 @@ from pdserve.cli.console import err, out, write
 from pdserve.cli.target import Address, Name, router_address
 from pdserve.client import ChatMessage, Client, Delta, GenerateOptions, Prompt, Started
 
-Text = Annotated[str | None, typer.Argument(metavar="[PROMPT]", help='The prompt; "-" reads it from stdin.')]
+Text = Annotated[str | None, typer.Argument(metavar="PROMPT", help='The prompt; "-" reads it from stdin.')]
 Chat = Annotated[bool, typer.Option("--chat", help="Put the prompt through the model's chat template.")]
 TokenIds = Annotated[
     str | None, typer.Option("--token-ids", metavar="1,2,3", help="Token ids in place of a text.")
@@ -70,10 +70,11 @@ def generate(
 ) -> None:
     """Generate text; it is printed as it comes. Greedy unless --temperature is set.
 
-    pdserve generate "The capital of France is" --max-tokens 8
-    pdserve generate --chat "Tell me a joke." --temperature 0.8 --seed 7
-    pdserve generate --chat "Why is the sky blue?" --explain
-    pdserve generate --token-ids 504,3575,282 --json
+    Examples:
+        pdserve generate "The capital of France is" --max-tokens 8
+        pdserve generate --chat "Tell me a joke." --temperature 0.8 --seed 7
+        pdserve generate --chat "Why is the sky blue?" --explain
+        pdserve generate --token-ids 504,3575,282 --json
     """
     options = GenerateOptions(
         max_tokens=max_tokens,

@@ -20,12 +20,18 @@ app = typer.Typer(
     name="pdserve",
     no_args_is_help=True,
     add_completion=False,
-    rich_markup_mode="markdown",
+    rich_markup_mode="rich",
     pretty_exceptions_enable=False,
-    help="Serve language models with prefill and decode on separate worker pools.\n\n"
-    "Start a cluster with `pdserve up cluster_configs/local-cpu.yaml`, ask it something with "
-    '`pdserve generate --chat "What is the capital of France?"`, look at it with `pdserve status`, '
-    "end it with `pdserve down`.",
+    help=f"""Serve language models with prefill and decode on separate worker pools.
+
+The way around:
+    pdserve up cluster_configs/local-cpu.yaml
+    pdserve generate --chat "{demo.QUESTION}"
+    pdserve status
+    pdserve scale prefill=2 decode=2
+    pdserve down
+
+Exit codes: 0 done, 1 failed, 2 wrong usage.""",
 )
 app.command("up")(up.up)
 app.command("status")(status.status)

@@ -14,7 +14,7 @@ from pdserve.client import Client, Role
 
 Wait = Annotated[bool, typer.Option("--wait/--no-wait", help="Return when it is done / at once.")]
 Timeout = Annotated[float, typer.Option("--timeout", metavar="SECONDS", help="How long to wait.")]
-Pools = Annotated[list[str], typer.Argument(metavar="POOL=N...", help="prefill=N, decode=N or colocated=N.")]
+Pools = Annotated[list[str], typer.Argument(metavar="POOL=N", help="prefill=N, decode=N or colocated=N.")]
 
 
 def scale(
@@ -28,6 +28,7 @@ def scale(
 
     0 is allowed: requests then wait until their time is over.
 
+    Examples:
         pdserve scale prefill=2 decode=2
         pdserve scale decode=1 --no-wait
     """
@@ -48,6 +49,6 @@ async def _scale(address: str, targets: dict[Role, int], wait: bool, timeout_s: 
     async with Client(address) as client:
         steps = Steps(await client.get_cluster(timeout=10.0))
         for role, target in targets.items():
-            await client.scale_pool(role, target, timeout=10.0)
+            steps.show(await client.scale_pool(role, target, timeout=10.0))
         if wait:
             await wait_until_settled(client, set(targets), steps, timeout_s)

@@ -23,8 +23,9 @@ def status(
 ) -> None:
     """Show the pools and their workers: state, load, and what each has computed and shipped.
 
-    pdserve status
-    pdserve status --json | python -m json.tool
+    Examples:
+        pdserve status
+        pdserve status --json | python -m json.tool
     """
     cluster = asyncio.run(_get_cluster(router_address(address, name)))
     if as_json:

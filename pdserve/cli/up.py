@@ -28,6 +28,7 @@ def up(file: File) -> None:
 
     Nothing is left behind if something fails or you press Ctrl-C meanwhile.
 
+    Example:
         pdserve up cluster_configs/local-cpu.yaml
     """
     config = load_config(file)

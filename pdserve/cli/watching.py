@@ -22,7 +22,7 @@ class Steps:
         now = {worker.id: worker for worker in _workers(cluster)}
         for worker_id, before in self._seen.items():
             if worker_id not in now:
-                self._say(worker_id, "stopped" if before.state is WorkerState.DRAINING else "gone")
+                self._say(worker_id, "gone" if before.state is WorkerState.STARTING else "stopped")
         for worker_id, worker in now.items():
             last = self._seen.get(worker_id)
             if last is None or (last.state, last.detail) != (worker.state, worker.detail):

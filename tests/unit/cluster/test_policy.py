@@ -6,16 +6,14 @@ import pytest
 
 from cluster.membership import Member, Pool, WorkerState
 from cluster.policy import layout_difference, plan_pool, retry_delay_s
-from pdserve.v1.cluster_pb2 import KVLayout, WorkerLoad, WorkerStatus
+from pdserve.v1.cluster_pb2 import KVLayout
 from worker.identity import Role
 
 S = WorkerState
 
 
-def pool(target: int, *states: S, loads: tuple[int, ...] = ()) -> Pool:
+def pool(target: int, *states: S) -> Pool:
     members = [Member(f"decode-{n}", Role.DECODE, str(n), state=state) for n, state in enumerate(states)]
-    for member, num_running in zip(members, loads, strict=False):
-        member.report = WorkerStatus(load=WorkerLoad(num_running=num_running))
     return Pool(Role.DECODE, target, members)
 
 
@@ -32,10 +30,9 @@ def pool(target: int, *states: S, loads: tuple[int, ...] = ()) -> Pool:
         (pool(2, S.READY, S.DEAD), ["decode-1"], [], [], []),
         (pool(1, S.READY, S.DEAD), [], [], [], ["decode-1"]),
         (pool(0, S.READY, S.STARTING, S.DRAINING), [], ["decode-0"], ["decode-1"], []),
-        # Who goes: the one still starting, then the unhealthy, then the idle, then the last that came.
+        # Who goes: the one still starting, then the unhealthy, then the last.
         (pool(2, S.READY, S.STARTING, S.READY), [], [], ["decode-1"], []),
         (pool(1, S.UNHEALTHY, S.READY), [], ["decode-0"], [], []),
-        (pool(1, S.READY, S.READY, loads=(0, 3)), [], ["decode-0"], [], []),
         (pool(1, S.READY, S.READY), [], ["decode-1"], [], []),
     ],
 )
