@@ -1,0 +1,252 @@
+"""One cluster from `up` to `down`, on the real command line with the packaged model.
+
+The tests stand in the order of a cluster's life; each leaves it at 1P1D and whole.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import signal
+import time
+from collections.abc import Awaitable, Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+from cluster.processes import is_running
+from pdserve import Client
+from pdserve.client import ChatMessage, Cluster, Finished, PdserveError, Role
+from tests.cluster.commands import Commands, free_port, is_ready, write_config
+
+pytestmark = [pytest.mark.cluster, pytest.mark.timeout(300)]
+QUESTION = "What is the capital of France?"
+RESULT_KEYS = {"text", "token_ids", "finish_reason", "usage", "timings", "prefill_worker", "decode_worker"}
+WORKER_KEYS = {
+    *("id", "pid", "address", "state", "device", "running", "waiting", "kv_blocks_used", "kv_blocks_total"),
+    *(
+        "tokens_prefilled",
+        "tokens_decoded",
+        "kv_bytes_sent",
+        "kv_bytes_received",
+        "reservations",
+        "rss_bytes",
+    ),
+}
+
+
+@dataclass(frozen=True)
+class Running:
+    commands: Commands
+    address: str
+    config: Path
+    told_by_up: str
+
+
+@pytest.fixture(scope="module")
+def running(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Running]:
+    commands = Commands(tmp_path_factory.mktemp("state"))
+    port = free_port()
+    config = write_config(commands.home, "life", port)
+    try:
+        done = commands.run("up", str(config))
+        assert done.returncode == 0, done.stderr
+        yield Running(commands, f"127.0.0.1:{port}", config, done.stdout + done.stderr)
+    finally:
+        commands.run("down", "life")
+
+
+def test_the_very_next_request_is_served(running: Running) -> None:
+    assert "Paris" in running.commands.succeed("generate", "--chat", QUESTION)
+    assert running.address in running.told_by_up
+    assert "prefill-0" in running.told_by_up
+
+
+def test_generate_json_is_one_object_with_all_that_was_promised(running: Running) -> None:
+    answer = json.loads(
+        running.commands.succeed("generate", "Once upon a time", "--max-tokens", "12", "--json")
+    )
+    assert set(answer) == RESULT_KEYS
+    assert answer["finish_reason"] == "length"
+    assert len(answer["token_ids"]) == answer["usage"]["completion_tokens"] == 12
+    assert answer["timings"]["transfer_bytes"] > 0
+    assert (answer["prefill_worker"], answer["decode_worker"]) == ("prefill-0", "decode-0")
+    ids = ",".join(str(each) for each in answer["token_ids"])
+    again = running.commands.succeed("generate", "--token-ids", ids, "--max-tokens", "3", "--explain")
+    assert "prefill-0 → decode-0" in again
+
+
+def test_both_pools_counted_their_share(running: Running) -> None:
+    status = json.loads(running.commands.succeed("status", "--json"))
+    assert set(status) == {"name", "router", "pools"}
+    assert status["router"] == {"grpc": running.address}
+    prefill, decode = (status["pools"][role]["workers"][0] for role in ("prefill", "decode"))
+    assert set(prefill) == set(decode) == WORKER_KEYS
+    assert prefill["tokens_prefilled"] > 0
+    assert prefill["tokens_decoded"] == 0
+    assert decode["tokens_decoded"] > 0
+    assert decode["tokens_prefilled"] == 0
+    assert prefill["kv_bytes_sent"] == decode["kv_bytes_received"] > 0
+    assert prefill["kv_blocks_used"] == decode["kv_blocks_used"] == decode["reservations"] == 0
+    assert "prefill-0" in running.commands.succeed("status")
+
+
+def test_a_second_up_of_the_name_and_of_the_port_are_refused(running: Running) -> None:
+    commands = running.commands
+    assert 'the cluster "life" runs already' in commands.fail("up", str(running.config))
+    port = int(running.address.rpartition(":")[2])
+    other = write_config(commands.home, "other", port)
+    assert f"router.grpc: {running.address} cannot be used" in commands.fail("up", str(other))
+    assert commands.processes("other") == []
+    assert "Paris" in commands.succeed("generate", "--chat", QUESTION)
+
+
+def test_scaling_up_and_down_under_load_loses_no_request(running: Running) -> None:
+    async def scenario() -> None:
+        stop = asyncio.Event()
+        clients = [asyncio.ensure_future(_keep_asking(running.address, n, stop)) for n in range(8)]
+        for pools in (("prefill=2", "decode=2"), ("prefill=1", "decode=1")):
+            steps = await asyncio.to_thread(running.commands.succeed, "scale", *pools)
+            for worker in ("prefill-1", "decode-1"):
+                assert worker in steps
+        stop.set()
+        for num_answers in await asyncio.gather(*clients):
+            assert num_answers > 0
+        await _until(running.address, _is_whole)
+
+    asyncio.run(scenario())
+
+
+async def _keep_asking(address: str, number: int, stop: asyncio.Event) -> int:
+    """Any error of any request fails the test."""
+    num_answers = 0
+    async with Client(address) as client:
+        while not stop.is_set():
+            prompt = f"Client {number}, request {num_answers}: tell me a story about a river."
+            answer = await client.generate(
+                prompt, temperature=0.0, max_tokens=24, ignore_eos=True, timeout=120.0
+            )
+            assert answer.usage.completion_tokens == 24
+            num_answers += 1
+    return num_answers
+
+
+@pytest.mark.parametrize("role", [Role.DECODE, Role.PREFILL])
+def test_a_killed_worker_is_replaced_and_its_requests_end_in_time(running: Running, role: Role) -> None:
+    async def scenario() -> None:
+        async with Client(running.address) as client:
+            before = await client.get_cluster(timeout=10)
+            victim = before.pool(role).workers[0]  # type: ignore[union-attr]
+            asked = [asyncio.ensure_future(_ask_for_long(client, n)) for n in range(4)]
+            await _until(running.address, lambda now: _num_running(now) > 0)
+            os.kill(victim.pid, signal.SIGKILL)
+            killed = time.monotonic()
+            for ended in await asyncio.gather(*asked):
+                # Either the stream was resumed, or its client was told in time.
+                assert ended.finished is not None or (ended.reason and ended.at - killed < 5.0)
+            await _until(running.address, lambda now: _is_whole(now) and victim.pid not in _pids(now))
+            answer = await client.generate(
+                [ChatMessage("user", QUESTION)], temperature=0.0, max_tokens=20, timeout=60
+            )
+            assert "Paris" in answer.text
+
+    asyncio.run(scenario())
+
+
+@dataclass(frozen=True)
+class Ended:
+    finished: Finished | None
+    at: float
+    reason: str | None = None
+
+
+async def _ask_for_long(client: Client, number: int) -> Ended:
+    finished: Finished | None = None
+    try:
+        events = client.generate_stream(
+            f"Number {number}. " + "The river flows. " * 60,
+            temperature=0.0,
+            max_tokens=100,
+            ignore_eos=True,
+            timeout=120.0,
+        )
+        async for event in events:
+            if isinstance(event, Finished):
+                finished = event
+    except PdserveError as error:
+        reason = error.reason  # every failure says why, in a word that programs can read
+        return Ended(None, time.monotonic(), reason)
+    return Ended(finished, time.monotonic())
+
+
+def test_a_killed_router_comes_back(running: Running) -> None:
+    router = next(p for p in running.commands.processes("life") if "router" in p.cmdline()[1:3])
+    router.kill()
+
+    async def ask() -> str:
+        async with Client(running.address) as client:
+            answer = await client.generate(
+                [ChatMessage("user", QUESTION)], temperature=0.0, max_tokens=20, timeout=60
+            )
+            return answer.text
+
+    assert "Paris" in asyncio.run(_retried(ask))
+
+
+def test_drain_takes_the_worker_and_scale_brings_one_back(running: Running) -> None:
+    commands = running.commands
+    assert "decode-0" in commands.succeed("drain", "decode-0")
+    status = json.loads(commands.succeed("status", "--json"))
+    assert status["pools"]["decode"] == {"target": 0, "workers": []}
+    assert "there is no worker" in commands.fail("drain", "decode-7")
+    commands.succeed("scale", "decode=1")
+    assert "Paris" in commands.succeed("generate", "--chat", QUESTION)
+
+
+def test_down_ends_every_process_and_says_so_twice(running: Running) -> None:
+    commands = running.commands
+    record = commands.record("life")
+    processes = commands.processes("life")
+    assert record is not None
+    assert len(processes) >= 8  # Ray's four, controller, two workers, router and its keeper
+    assert record.ray_folder is not None
+    assert record.ray_folder.exists()
+    assert "life is down" in commands.succeed("down")
+    assert [process for process in processes if is_running(process)] == []
+    assert not record.ray_folder.exists()
+    assert "no cluster runs here" in commands.succeed("down")
+    assert 'the cluster "life" is down already' in commands.succeed("down", "life")
+    assert "no cluster runs here" in commands.fail("status")
+
+
+def _is_whole(cluster: Cluster) -> bool:
+    return all(len(pool.workers) == 1 and is_ready(pool.workers[0]) for pool in cluster.pools)
+
+
+def _pids(cluster: Cluster) -> set[int]:
+    return {worker.pid for pool in cluster.pools for worker in pool.workers}
+
+
+def _num_running(cluster: Cluster) -> int:
+    return sum(worker.load.num_running for pool in cluster.pools for worker in pool.workers)
+
+
+async def _until(address: str, is_true: Callable[[Cluster], bool], timeout_s: float = 120.0) -> None:
+    deadline = time.monotonic() + timeout_s
+    async with Client(address) as client:
+        while not is_true(cluster := await client.get_cluster(timeout=10)):
+            assert time.monotonic() < deadline, cluster
+            await asyncio.sleep(0.1)
+
+
+async def _retried(ask: Callable[[], Awaitable[str]], timeout_s: float = 30.0) -> str:
+    """While the router is away, calls end at once."""
+    deadline = time.monotonic() + timeout_s
+    while True:
+        try:
+            return await ask()
+        except PdserveError:
+            assert time.monotonic() < deadline
+            await asyncio.sleep(0.1)
