@@ -13,12 +13,13 @@ from collections.abc import Callable, Sequence
 from decode_worker.admission import Admission, Admissions, Mode
 from decode_worker.config import DecodeConfig
 from decode_worker.intake import Intake
+from decode_worker.publisher import Publisher, add_output
 from decode_worker.service import DecodeServicer
-from decode_worker.subscription import StepBatch, StepFailure, StepToken, Subscription
+from decode_worker.subscription import StepBatch, StepToken, Subscription
 from engine.engine import Engine
 from engine.errors import EngineError
 from engine.loop import EngineLoop
-from engine.request import EngineLoad, NewToken, SequenceOutput, SequenceRequest, StepResult
+from engine.request import EngineLoad, NewToken, SequenceRequest, StepResult
 from kv_transfer.frame import TransferKey
 from kv_transfer.transfer import PushTarget
 from kv_transfer.transport.base import FrameSink, PushEndpoint
@@ -68,7 +69,7 @@ class DecodeWorker:
         self.intake = Intake(loop, self.identity.instance_id, self)
         self._server = ControlServer(host, port, self.describe)
         self._admissions = Admissions()
-        self._subscriptions: dict[str, Subscription] = {}
+        self._publisher = Publisher(self._config.max_pending_steps, self._on_router_gone)
         self._lease_added = asyncio.Event()
         self._lease_watch: asyncio.Task[None] | None = None
         self._load = loop.engine.snapshot()
@@ -176,22 +177,14 @@ class DecodeWorker:
         return num_released
 
     def subscribe(self, router_id: str) -> Subscription:
-        """The load comes at once. A second one of the same router ends the first."""
-        older = self._subscriptions.get(router_id)
-        if older is not None:
-            self.unsubscribe(older)
-            older.cut(Aborted(f"router {router_id} subscribed again", reason="SUBSCRIBED_AGAIN"))
-        subscription = Subscription(router_id, self._config.max_pending_steps)
-        self._subscriptions[router_id] = subscription
-        subscription.put(StepBatch())
-        return subscription
+        return self._publisher.subscribe(router_id)
 
     def unsubscribe(self, subscription: Subscription) -> None:
-        """Its router reads no more: what it had here ends. Idempotent."""
-        if self._subscriptions.get(subscription.router_id) is subscription:
-            del self._subscriptions[subscription.router_id]
-            for admission in self._admissions.of_router(subscription.router_id):
-                self._drop(admission)
+        self._publisher.unsubscribe(subscription)
+
+    def _on_router_gone(self, router_id: str) -> None:
+        for admission in self._admissions.of_router(router_id):
+            self._drop(admission)
 
     def _admit(self, key: TransferKey, router_id: str, request: SequenceRequest, mode: Mode) -> Admission:
         name, role = self.identity.worker_id, self.identity.role
@@ -199,11 +192,11 @@ class DecodeWorker:
             raise Unavailable(f"{name} is {self.state.value}", reason=self.state.name, retry_after_s=0.0)
         if mode is Mode.PREFILL_HERE and role is not Role.COLOCATED:
             raise FailedPrecondition(f"{name} is a {role.value} worker: it runs no prompts", reason="ROLE")
-        if router_id not in self._subscriptions:
+        if router_id not in self._publisher:
             raise FailedPrecondition(f"router {router_id} has no subscription", reason="NO_SUBSCRIPTION")
         if mode is Mode.PREFILL_HERE and self._load.num_waiting >= self._config.max_num_waiting:
             raise ResourceExhausted(f"{name} is full", reason="BACKLOG", retry_after_s=RETRY_AFTER_S)
-        self.intake.table.check_new(key)
+        self.intake.table.require_unused(key)
         for older in self._admissions.older_epochs(key):
             self._drop(older)
         admission = Admission(key, router_id, request, mode, self._asyncio.create_future())
@@ -222,60 +215,43 @@ class DecodeWorker:
     # -- what happens to sequences: posted to the asyncio loop ----------------------------------------
 
     def _publish(self, result: StepResult) -> None:
-        """One batch for each router that has a part in the step."""
         batches: dict[str, StepBatch] = {}
         has_ended = False
         for output in result.outputs:
             admission = self._admissions.get(output.sequence_id)
-            if admission is not None:
-                _add(batches.setdefault(admission.router_id, StepBatch()), admission.key, output)
-                if output.is_last:
-                    has_ended = True
-                    self._admissions.remove(admission)
-                    self.intake.table.release(admission.key)  # its key is used up
-        for router_id, subscription in list(self._subscriptions.items()):
-            batch = batches.get(router_id, StepBatch())
-            if has_ended or not batch.is_empty:
-                self._put(subscription, batch)
+            if admission is None:
+                continue
+            add_output(batches.setdefault(admission.router_id, StepBatch()), admission.key, output)
+            if output.is_last:
+                has_ended = True
+                self._admissions.remove(admission)
+                self.intake.table.release(admission.key)  # its key is used up
+        self._publisher.tell_step(batches, is_load_news=has_ended)
 
     def _on_joined(self, key: TransferKey, first: NewToken) -> None:
         admission = self._admissions.get(str(key))
-        subscription = self._subscriptions.get(admission.router_id) if admission is not None else None
-        if subscription is not None:
-            self._put(subscription, StepBatch(tokens=[StepToken(key, first)]))
+        if admission is not None:
+            self._publisher.tell(admission.router_id, StepBatch(tokens=[StepToken(key, first)]))
 
     def _on_broke(self, key: TransferKey, error: PdserveError) -> None:
         admission = self._admissions.get(str(key))
-        if admission is not None and self._admissions.remove(admission):
+        if admission is not None:
             log.info("failed transfer_id=%s worker=%s: %s", key, self.identity.worker_id, error.message)
-            subscription = self._subscriptions.get(admission.router_id)
-            if subscription is not None:
-                self._put(subscription, StepBatch(failures=[StepFailure(key, error)]))
+            self._admissions.remove(admission)
+            self._publisher.tell_failure(admission.router_id, key, error)
 
     def _on_freed(self, key: TransferKey) -> None:
         """An admission is still there only where P took its transfer back; the router hears that from P."""
         admission = self._admissions.get(str(key))
         if admission is not None:
             self._admissions.remove(admission)
-        self._tell_load()
-
-    def _tell_load(self) -> None:
-        for subscription in list(self._subscriptions.values()):
-            self._put(subscription, StepBatch())
-
-    def _put(self, subscription: Subscription, batch: StepBatch) -> None:
-        if not subscription.put(batch):
-            log.warning("cut off router=%s: it does not read", subscription.router_id)
-            self.unsubscribe(subscription)
+        self._publisher.tell_step({}, is_load_news=True)
 
     def _end_all(self, error: PdserveError) -> None:
         for admission in self._admissions.all():
-            subscription = self._subscriptions.get(admission.router_id)
-            if subscription is not None:
-                subscription.put(StepBatch(failures=[StepFailure(admission.key, error)]))
+            self._publisher.tell_failure(admission.router_id, admission.key, error)
             self._drop(admission)
-        for subscription in self._subscriptions.values():
-            subscription.finish(error)
+        self._publisher.finish(error)
 
     async def _watch_leases(self) -> None:
         """The one timer: sleeps until a lease could run out, or the first one begins."""
@@ -344,13 +320,3 @@ class DecodeWorker:
 
     def _grpc_endpoint(self, sink: FrameSink) -> PushEndpoint:
         return GrpcPushServer(sink, self._host, self._config.kv_port, self._loop.engine.layout.block_bytes)
-
-
-def _add(batch: StepBatch, key: TransferKey, output: SequenceOutput) -> None:
-    if output.error is not None:
-        error = Internal(f"{output.sequence_id}: {output.error}", reason="ENGINE_FAILED")
-        batch.failures.append(StepFailure(key, error))
-    for index, token in enumerate(output.new_tokens):
-        is_last = index == len(output.new_tokens) - 1
-        finish_reason = output.finish_reason if is_last else None
-        batch.tokens.append(StepToken(key, token, finish_reason, output.prefill if index == 0 else None))

@@ -53,23 +53,16 @@ class ReservationTable:
 
     # -- the router's side -------------------------------------------------------------------------
 
-    def check_new(self, key: TransferKey) -> Reservation | None:
-        """The living reservation for `key`, if there is one. Raises FailedPrecondition for a key whose
-        time is over."""
+    def require_unused(self, key: TransferKey) -> None:
+        """Raises FailedPrecondition for a key that was used or released, or is older than one that was."""
         with self._lock:
-            found = self._living.get(key)
-            if found is None and key.epoch <= self._newest_epoch.get(key.transfer_id, -1):
-                raise FailedPrecondition(f"{key} was used before", reason="TRANSFER_ENDED")
-            return found
+            self._require_unused(key)
 
     def add(self, key: TransferKey, blocks: BlockReservation, lease_s: float) -> Reservation:
         """Takes over `blocks`: they come back through `on_freed`, or go to the engine by `consume`."""
         with self._lock:
-            newest = self._newest_epoch.get(key.transfer_id, -1)
-            if key.epoch <= newest:
-                raise FailedPrecondition(f"{key} was used before", reason="TRANSFER_ENDED")
-            older = self._living.get(TransferKey(key.transfer_id, newest))
-            if older is not None:
+            self._require_unused(key)
+            for older in [r for k, r in self._living.items() if k.transfer_id == key.transfer_id]:
                 self._end(older, ReservationState.ABORTED)
             reservation = Reservation(key, blocks, lease_s, self._clock())
             self._living[key] = reservation
@@ -233,6 +226,10 @@ class ReservationTable:
                     raise IntegrityError(f"{reservation.key} is kept in {reservation.state.name} for nothing")
 
     # -- under the lock ----------------------------------------------------------------------------
+
+    def _require_unused(self, key: TransferKey) -> None:
+        if key.epoch <= self._newest_epoch.get(key.transfer_id, -1):
+            raise FailedPrecondition(f"{key} was used before", reason="TRANSFER_ENDED")
 
     def _find(self, key: TransferKey) -> Reservation:
         reservation = self._living.get(key)

@@ -7,7 +7,8 @@ from collections.abc import Mapping
 
 from kv_transfer.blocks import BlockStore
 from kv_transfer.layout import KVLayout
-from kv_transfer.outbound import Outbound, SenderConfig
+from kv_transfer.outbound import Outbound
+from kv_transfer.send_queue import SenderConfig
 from kv_transfer.transfer import PushTarget, Transfer
 from kv_transfer.transport.base import Transport
 from pdserve.v1.errors import FailedPrecondition, Unavailable

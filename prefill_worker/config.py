@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from kv_transfer.outbound import SenderConfig
+from kv_transfer.send_queue import SenderConfig
 
 
 @dataclass(frozen=True, slots=True)

@@ -15,7 +15,7 @@ from decode_worker.worker import DecodeWorker
 from engine.config import EngineConfig, ModelConfig
 from engine.engine import Engine
 from engine.loop import EngineLoop
-from kv_transfer.outbound import SenderConfig
+from kv_transfer.send_queue import SenderConfig
 from prefill_worker.config import PrefillConfig
 from prefill_worker.worker import PrefillWorker
 

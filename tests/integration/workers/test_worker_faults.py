@@ -13,7 +13,7 @@ from decode_worker.config import DecodeConfig
 from engine.config import EngineConfig
 from engine.engine import Engine
 from engine.loop import EngineLoop
-from kv_transfer.outbound import SenderConfig
+from kv_transfer.send_queue import SenderConfig
 from kv_transfer.transport.memory import Faults
 from pdserve.v1 import worker_pb2, worker_pb2_grpc
 from pdserve.v1.errors import (

@@ -11,7 +11,7 @@ import pytest
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from decode_worker.worker import DecodeWorker
-from kv_transfer.outbound import SenderConfig
+from kv_transfer.send_queue import SenderConfig
 from kv_transfer.transport.memory import Faults
 from pdserve.v1 import cluster_pb2, worker_pb2, worker_pb2_grpc
 from pdserve.v1.errors import FailedPrecondition, Unavailable

@@ -13,10 +13,10 @@ from engine.reservations import BlockReservation
 from kv_transfer.blocks import BufferBlocks
 from kv_transfer.frame import TransferKey
 from kv_transfer.layout import KVLayout
-from kv_transfer.outbound import SenderConfig
 from kv_transfer.receiver import Receiver
 from kv_transfer.reservation import Reservation
 from kv_transfer.reservation_table import ReservationTable
+from kv_transfer.send_queue import SenderConfig
 from kv_transfer.sender import Sender
 from kv_transfer.transfer import PushTarget, Transfer
 from kv_transfer.transport.base import Transport

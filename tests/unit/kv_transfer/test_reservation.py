@@ -170,7 +170,7 @@ def test_a_ready_reservation_does_not_expire(table: ReservationTable, clock: Clo
         (lambda t, r: t.renew(KEY, OTHER), FailedPrecondition),
         (lambda t, r: t.open(KEY, STREAM, (4, 1)), FailedPrecondition),
         (lambda t, r: t.add(KEY, BLOCKS, 5.0), FailedPrecondition),
-        (lambda t, r: t.check_new(TransferKey("a", 0)), FailedPrecondition),
+        (lambda t, r: t.require_unused(TransferKey("a", 0)), FailedPrecondition),
         (lambda t, r: t.writing(r, Blocks(KEY, 2, 1, 1, 7)).__enter__(), Aborted),  # a gap
         (lambda t, r: t.writing(r, Blocks(KEY, 1, 0, 1, 7)).__enter__(), FailedPrecondition),  # cached
         (lambda t, r: t.writing(r, Blocks(KEY, 1, 1, 3, 7)).__enter__(), FailedPrecondition),  # too far
@@ -206,7 +206,7 @@ def test_a_used_hand_off_is_refused_whatever_comes(table: ReservationTable) -> N
         lambda: table.open(KEY, STREAM, (3, 1)),
         lambda: table.owned(KEY, STREAM),
         lambda: table.add(KEY, BLOCKS, 5.0),
-        lambda: table.check_new(KEY),
+        lambda: table.require_unused(KEY),
     ):
         with pytest.raises(FailedPrecondition):
             attempt()
@@ -217,7 +217,7 @@ def test_a_used_hand_off_is_refused_whatever_comes(table: ReservationTable) -> N
 def test_a_release_before_its_reserve_keeps_the_late_reserve_out(table: ReservationTable) -> None:
     assert not table.release(KEY)
     with pytest.raises(FailedPrecondition):
-        table.check_new(KEY)
+        table.require_unused(KEY)
 
 
 def test_a_newer_epoch_ends_the_older_one(table: ReservationTable, events: Events) -> None:
@@ -226,7 +226,6 @@ def test_a_newer_epoch_ends_the_older_one(table: ReservationTable, events: Event
     table.add(newer, BLOCKS, 5.0)
     assert events.of(KEY) == ["freed"]
     assert table.num_reservations == 1
-    assert table.check_new(newer) is not None
     table.release(newer)
 
 

@@ -25,7 +25,7 @@ from kv_transfer.frame import (
     encode,
 )
 from kv_transfer.layout import KVLayout, require_equal
-from kv_transfer.outbound import SenderConfig
+from kv_transfer.send_queue import SenderConfig
 from kv_transfer.transfer import TransferReport
 from kv_transfer.transport.base import InboundStream, Transport
 from kv_transfer.transport.grpc import PUSH, GrpcPushServer, GrpcTransport
