@@ -199,6 +199,9 @@ class Dispatcher:
         except PdserveError as error:
             outcome = error.code.name
             raise
+        except asyncio.CancelledError:
+            outcome = "DEADLINE_EXCEEDED" if request.deadline.has_passed else "CANCELLED"
+            raise
         finally:
             self._in_flight.discard(transfer_id)
             request.is_warm.set()

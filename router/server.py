@@ -47,7 +47,11 @@ class RouterServer:
         health_pb2_grpc.add_HealthServicer_to_server(self._health, self._server)
         names = (generation.NAME, admin.NAME, health.SERVICE_NAME, reflection.SERVICE_NAME)
         reflection.enable_server_reflection(names, self._server)
-        self.address = self._bind(self.router.config.grpc)
+        try:
+            self.address = self._bind(self.router.config.grpc)
+        except CannotBind:
+            await self.router.close()
+            raise
         self.router.table.on_change(self._changed.set)
         self.router.start()
         self.router.tasks.start(self._keep_health(), "health")

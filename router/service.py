@@ -63,8 +63,9 @@ class GenerationService:
         return self._router.describe_model()
 
     def _deadline(self, remaining_s: float | None) -> Deadline:
-        is_set = remaining_s is not None and remaining_s < _NO_DEADLINE_S
-        return Deadline(remaining_s if is_set and remaining_s else self._router.config.default_timeout_s)
+        if remaining_s is None or remaining_s > _NO_DEADLINE_S:
+            return Deadline(self._router.config.default_timeout_s)
+        return Deadline(remaining_s)
 
 
 class AdminService:

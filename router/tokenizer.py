@@ -61,7 +61,9 @@ class TextCodec:
             # The template has put the special tokens in.
             return self._encode(text, add_special_tokens=False)
 
-        return await self._run(sum(len(each["content"]) for each in messages), render_and_encode)
+        # Each message costs something, however short.
+        length = sum(32 + len(each["content"]) for each in messages)
+        return await self._run(length, render_and_encode)
 
     def _encode(self, text: str, *, add_special_tokens: bool) -> tuple[int, ...]:
         # The batch form lets go of the interpreter's lock while it works; "fast" computes no offsets.

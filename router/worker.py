@@ -33,6 +33,8 @@ _CHANNEL_OPTIONS = (
     # A process that is stopped, or a host that is gone, closes no connection: pings find out in 6 s.
     ("grpc.keepalive_time_ms", 3000),
     ("grpc.keepalive_timeout_ms", 3000),
+    # Without this one a ping waits for a minute, whatever the keepalive's own timeout says.
+    ("grpc.http2.ping_timeout_ms", 3000),
     ("grpc.keepalive_permit_without_calls", 1),
     ("grpc.http2.max_pings_without_data", 0),
     ("grpc.client_idle_timeout_ms", 2**31 - 1),
@@ -87,8 +89,16 @@ class Worker:
     @property
     def is_usable(self) -> bool:
         """May be given new work."""
-        is_reached = self._connected.is_set() and (self._is_subscribed or self.info.role is Role.PREFILL)
+        is_reached = self.is_connected and (self._is_subscribed or self.info.role is Role.PREFILL)
         return is_reached and self.state is WorkerState.READY and not self.is_gone
+
+    @property
+    def is_connected(self) -> bool:
+        return self._connected.is_set()
+
+    @property
+    def is_idle(self) -> bool:
+        return not self._calls and not any(self.held().values())
 
     # What this router has out here.
 
@@ -106,6 +116,11 @@ class Worker:
 
     def discharge(self, key: SequenceKey) -> None:
         if self.charges.pop(key, None) is not None:
+            self._on_change()
+
+    def forget(self, key: SequenceKey) -> None:
+        """Tokens of this attempt that still come are for nobody."""
+        if self.decoding.pop(key, None) is not None:
             self._on_change()
 
     def prefill_view(self) -> PrefillView:
@@ -161,8 +176,12 @@ class Worker:
         """Start work that uses the channel: `close` waits for it."""
         task = self._tasks.start(work, f"{name} {self.info.id}")
         self._calls.add(task)
-        task.add_done_callback(self._calls.discard)
+        task.add_done_callback(self._call_ended)
         return task
+
+    def _call_ended(self, task: asyncio.Task[T]) -> None:
+        self._calls.discard(task)
+        self._on_change()
 
     # Its end.
 

@@ -1,4 +1,9 @@
-"""The table of workers: rebuilt from each of the controller's snapshots, kept while there is none newer."""
+"""The table of workers: rebuilt from each of the controller's snapshots, kept while there is none newer.
+
+The controller's word DEAD or STOPPED ends a worker here at once. One that a snapshot merely leaves out (a
+new controller may not have found it yet) gets no new work, and stays until its streams have ended or its
+connection breaks.
+"""
 
 from __future__ import annotations
 
@@ -14,8 +19,7 @@ from router.worker_info import Role, WorkerState, info_of
 
 logger = logging.getLogger(__name__)
 
-# Has an address to be reached at, and has not ended.
-_LIVING = (WorkerState.READY, WorkerState.UNHEALTHY, WorkerState.DRAINING)
+_ENDED = (WorkerState.STOPPED, WorkerState.DEAD)
 
 
 class Route(Enum):
@@ -33,6 +37,7 @@ class WorkerTable:
         self._workers: dict[str, Worker] = {}
         # Why a pool cannot come back, by the roles that the cluster has.
         self._pools: dict[Role, str | None] = {}
+        self._unlisted: set[str] = set()
         self._on_change: list[Callable[[], None]] = []
         self._on_room: list[Callable[[], None]] = []
         self._choices = count(1)
@@ -47,20 +52,24 @@ class WorkerTable:
 
     def apply(self, snapshot: cluster_pb2.ClusterSnapshot) -> None:
         self._pools = {Role(pool.role): pool.unrecoverable_reason or None for pool in snapshot.pools}
-        living: set[str] = set()
+        listed: set[str] = set()
         for pool in snapshot.pools:
             for status in pool.workers:
-                state = WorkerState(status.state)
-                if state in _LIVING and status.address:
-                    living.add(status.instance_id)
-                    self._see(status, state)
-        for instance_id in self._workers.keys() - living:
-            self._remove(self._workers.pop(instance_id))
+                listed.add(status.instance_id)
+                self._see(status, WorkerState(status.state))
+        self._unlisted = self._workers.keys() - listed
+        for instance_id in self._unlisted:
+            self._workers[instance_id].state = WorkerState.DRAINING
         self._room()
 
     def _see(self, status: cluster_pb2.WorkerStatus, state: WorkerState) -> None:
         worker = self._workers.get(status.instance_id)
+        if state in _ENDED:
+            self._remove(status.instance_id)
+            return
         if worker is None:
+            if not status.address:
+                return  # not started yet
             info = info_of(status)
             worker = Worker(info, self._router_id, self._tasks, self._changed, self._room, self._timeout_s)
             self._workers[status.instance_id] = worker
@@ -68,12 +77,19 @@ class WorkerTable:
             logger.info("worker=%s instance=%s at %s", info.id, info.instance_id, info.address)
         worker.state = state
 
-    def _remove(self, worker: Worker) -> None:
+    def _remove(self, instance_id: str) -> None:
+        worker = self._workers.pop(instance_id, None)
+        if worker is None:
+            return
         logger.info("worker=%s instance=%s is gone", worker.info.id, worker.info.instance_id)
         worker.lose("is gone")
         self._tasks.start(worker.close(), f"close {worker.info.id}")
 
     def _changed(self) -> None:
+        for instance_id in tuple(self._unlisted):
+            worker = self._workers.get(instance_id)  # removing one comes back to here
+            if worker is not None and (worker.is_idle or not worker.is_connected):
+                self._remove(instance_id)
         for listener in self._on_change:
             listener()
 

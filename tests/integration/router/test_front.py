@@ -17,7 +17,7 @@ from pdserve.v1.errors import from_rpc_error
 from router.router import Router
 from router.server import CannotBind, RouterServer
 from router.service import AdminService, GenerationService
-from tests.integration.router.conftest import Cluster, running, until
+from tests.integration.router.harness import Cluster, running, until
 from tests.scripted_workers import expected
 
 BAD: dict[str, tuple[object, dict[str, object]]] = {
@@ -140,7 +140,6 @@ async def test_a_taken_port_is_an_error_that_names_it(cluster: Cluster) -> None:
     with pytest.raises(CannotBind, match=cluster.server.address):
         async with RouterServer(router):
             pass
-    await router.close()
 
 
 async def test_closing_the_stream_cancels_the_request(cluster: Cluster) -> None:

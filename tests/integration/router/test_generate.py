@@ -6,7 +6,7 @@ import asyncio
 from pathlib import Path
 
 from pdserve.client import Delta, Finished, FinishReason, Started
-from tests.integration.router.conftest import Cluster, running
+from tests.integration.router.harness import Cluster, running
 from tests.scripted_workers import expected
 
 

@@ -13,7 +13,7 @@ import pytest
 from pdserve.client import DeadlineExceeded, ResourceExhausted, Unavailable
 from pdserve.v1 import cluster_pb2, errors
 from router.events import LifetimeEvent, Moment
-from tests.integration.router.conftest import Cluster, running, until
+from tests.integration.router.harness import Cluster, running, until
 from tests.scripted_workers import MAX_SEQUENCE_TOKENS, expected
 
 PROMPT = [5, 6, 7]

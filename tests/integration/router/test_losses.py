@@ -12,7 +12,7 @@ from pdserve.client import Aborted, DataLoss, Delta, FailedPrecondition, Interna
 from pdserve.v1 import cluster_pb2, errors, generation_pb2, worker_pb2
 from router.events import LifetimeEvent, Moment
 from router.worker_info import Role
-from tests.integration.router.conftest import Cluster, running, until
+from tests.integration.router.harness import Cluster, running, until
 from tests.scripted_workers import ScriptedDecode, ScriptedPrefill, expected
 
 PROMPT = [1, 2, 3]
@@ -206,11 +206,44 @@ async def test_a_worker_that_the_controller_calls_dead_loses_its_streams_at_once
         stuck = next(decode for decode in cluster.decodes if decode.reserved)
         (other,) = (decode for decode in cluster.decodes if decode is not stuck)
         other.go.set()
-        cluster.decodes.remove(stuck)
+        stuck.state = cluster_pb2.WORKER_STATE_DEAD
         await cluster.show()
         answer = await work
         assert answer.token_ids == expected(PROMPT, 1, 10)
         assert answer.decode_worker == other.id or answer.completions[0].num_resumes == 1
+
+
+async def test_a_worker_that_a_snapshot_leaves_out_keeps_its_streams(model_dir: Path) -> None:
+    async with running(model_dir, num_decodes=2) as cluster:
+        for decode in cluster.decodes:
+            decode.step_s = 0.01
+        work = asyncio.ensure_future(cluster.client.generate(PROMPT, max_tokens=30, seed=1))
+        await until(lambda: any(decode.num_tokens for decode in cluster.decodes))
+        await cluster.control.show([])
+        await until(lambda: not cluster.router.table.is_serving)
+        answer = await work
+        assert answer.completions[0].num_resumes == 0
+        await until(lambda: not cluster.router.table.all())
+        await cluster.show()
+        assert (await cluster.client.generate(PROMPT, max_tokens=3, seed=1)).token_ids == expected(
+            PROMPT, 1, 3
+        )
+
+
+async def test_a_decode_worker_lost_during_prefill_ends_the_prefill_too(model_dir: Path) -> None:
+    async with running(model_dir, num_prefills=2, num_decodes=2) as cluster:
+        for prefill in cluster.prefills:
+            prefill.hold_token.clear()
+        work = asyncio.ensure_future(cluster.client.generate(PROMPT, max_tokens=10, seed=1))
+        await until(lambda: any(prefill.num_prefills for prefill in cluster.prefills))
+        await next(decode for decode in cluster.decodes if decode.reserved).stop()
+        await until(lambda: sum(prefill.num_cancelled for prefill in cluster.prefills) == 1, 1.0)
+        for prefill in cluster.prefills:
+            prefill.hold_token.set()
+        assert (await work).token_ids == expected(PROMPT, 1, 10)
+        for decode in cluster.decodes:
+            if decode.server is None:
+                decode.reserved.clear()
 
 
 async def test_a_draining_worker_keeps_its_streams_and_gets_no_new_ones(model_dir: Path) -> None:

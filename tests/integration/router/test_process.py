@@ -12,7 +12,7 @@ from pathlib import Path
 
 from pdserve.client import Client
 from router.config import RouterConfig
-from tests.integration.router.conftest import Cluster, running
+from tests.integration.router.harness import Cluster, running
 from tests.scripted_workers import expected
 
 REPOSITORY = Path(__file__).parents[3]

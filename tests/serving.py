@@ -1,0 +1,131 @@
+"""A real router on real workers in one process: real gRPC between them all, no Ray."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Callable, Iterable
+from contextlib import AsyncExitStack, asynccontextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Literal
+
+from decode_worker.config import DecodeConfig
+from decode_worker.worker import DecodeWorker
+from engine.config import EngineConfig
+from engine.engine import Engine
+from engine.loading import LoadedModel
+from engine.loop import EngineLoop
+from kv_transfer.transport.base import FrameSink, PushEndpoint
+from kv_transfer.transport.memory import MemoryEndpoint, MemoryTransport
+from pdserve.client import Client
+from pdserve.v1 import cluster_pb2
+from prefill_worker.config import PrefillConfig
+from prefill_worker.worker import PrefillWorker
+from router.config import RouterConfig
+from router.integrity import IntegrityError
+from router.router import Router
+from router.server import RouterServer
+from tests.integration.router.harness import until
+from tests.static_control import StaticControl
+from worker.identity import Role
+
+Worker = PrefillWorker | DecodeWorker
+TransportName = Literal["grpc", "memory"]
+
+
+@dataclass
+class Serving:
+    control: StaticControl
+    server: RouterServer
+    client: Client
+    workers: list[Worker]
+    # Shared by all workers where the transport is "memory"; its `faults` may be changed at any time.
+    memory: MemoryTransport = field(default_factory=MemoryTransport)
+
+    @property
+    def router(self) -> Router:
+        return self.server.router
+
+    def of(self, role: Role) -> list[Worker]:
+        return [worker for worker in self.workers if worker.identity.role is role]
+
+    async def show(self) -> None:
+        """Tell the router which workers there are now."""
+        pools: dict[int, cluster_pb2.PoolStatus] = {}
+        for worker in self.workers:
+            status = worker.describe()
+            pool = pools.setdefault(status.role, cluster_pb2.PoolStatus(role=status.role))
+            pool.workers.append(status)
+        await self.control.show(list(pools.values()))
+
+    async def ready(self) -> None:
+        """Until the router may choose every worker."""
+        await self.show()
+        names = {worker.identity.instance_id for worker in self.workers}
+        await until(lambda: names <= {w.info.instance_id for w in self.router.table.all() if w.is_usable})
+
+    def is_idle(self) -> bool:
+        """Nothing is held for a request, on the router or on any worker."""
+        try:
+            self.router.check_idle()
+        except IntegrityError:
+            return False
+        loads = [worker.describe().load for worker in self.workers]
+        return all(not (load.kv_blocks_used or load.num_reservations or load.num_transfers) for load in loads)
+
+
+@asynccontextmanager
+async def serving(
+    folder: Path,
+    loaded: LoadedModel,
+    roles: Iterable[Role] = (Role.PREFILL, Role.DECODE),
+    *,
+    transport: TransportName = "grpc",
+    decode_config: DecodeConfig | None = None,
+    prefill_config: PrefillConfig | None = None,
+    router: dict[str, object] | None = None,
+    **engine: object,
+) -> AsyncIterator[Serving]:
+    """One worker for each role named, then a router; at the end everything must be given back.
+
+    `router` and `engine` are settings (RouterConfig, EngineConfig) other than the tests' small ones.
+    """
+    memory = MemoryTransport()
+    small: dict[str, object] = {"num_blocks": 64, "max_num_batched_tokens": 48, "poison_blocks": True}
+    async with AsyncExitStack() as stack:
+        workers: list[Worker] = []
+        for index, role in enumerate(roles):
+            loop = EngineLoop(Engine(loaded, EngineConfig.model_validate(small | engine)))
+            loop.start()
+            stack.callback(loop.stop)
+            name = f"{role.value}-{index}"
+            if role is Role.PREFILL:
+                transports = (memory,) if transport == "memory" else ()
+                worker: Worker = PrefillWorker(name, loop, config=prefill_config, transports=transports)
+            else:
+                endpoint = _memory_endpoint(memory, name) if transport == "memory" else None
+                worker = DecodeWorker(name, loop, role=role, config=decode_config, endpoint=endpoint)
+            await worker.start()
+            stack.push_async_callback(worker.stop)
+            workers.append(worker)
+        control = await stack.enter_async_context(StaticControl())
+        fields: dict[str, object] = {
+            "grpc": "127.0.0.1:0",
+            "cluster": "test",
+            "router_id": "router-0",
+            "model": "tiny",
+            "model_dir": folder,
+            "control": control.address,
+        }
+        config = RouterConfig.model_validate(fields | (router or {}))
+        server = await stack.enter_async_context(RouterServer(Router(config)))
+        client = await stack.enter_async_context(Client(server.address))
+        made = Serving(control, server, client, workers, memory)
+        await made.ready()
+        yield made
+        await until(made.is_idle)
+        for worker in made.workers:
+            worker.check_integrity()
+
+
+def _memory_endpoint(memory: MemoryTransport, name: str) -> Callable[[FrameSink], PushEndpoint]:
+    return lambda sink: MemoryEndpoint(memory, name, sink)

@@ -1,0 +1,109 @@
+from __future__ import annotations
+
+import asyncio
+from typing import cast
+
+import pytest
+
+from pdserve.v1.errors import PdserveError, ResourceExhausted, Unavailable
+from router.admission import Admission
+from router.attempt import Attempt
+from router.config import QueueOrder
+from router.placing import Placing
+from tests.unit.router.test_request import make_request
+
+
+class Places:
+    """So many places, and a word of the controller."""
+
+    def __init__(self, num_places: int) -> None:
+        self.num_places = num_places
+        self.verdict: PdserveError | None = None
+        self.placed: list[float] = []
+
+    def place(self, attempt: Attempt) -> bool:
+        if self.num_places == 0:
+            return False
+        self.num_places -= 1
+        self.placed.append(attempt.request.timeline.received_at)
+        return True
+
+    def hopeless(self) -> PdserveError | None:
+        return self.verdict
+
+
+def admission(places: Places, max_queued: int = 3) -> Admission:
+    return Admission(max_queued, QueueOrder.FCFS, cast("Placing", places))
+
+
+def attempt(received_at: float = 0.0) -> Attempt:
+    request = make_request()
+    request.timeline.received_at = received_at
+    return Attempt(request)
+
+
+async def waiting(queue: Admission, made: Attempt) -> asyncio.Task[None]:
+    task = asyncio.ensure_future(queue.enter(made))
+    await asyncio.sleep(0)
+    return task
+
+
+async def test_who_came_first_goes_first_also_on_coming_back() -> None:
+    places = Places(0)
+    queue = admission(places)
+    tasks = [await waiting(queue, attempt(at)) for at in (2.0, 3.0, 1.0)]
+    places.num_places = 2
+    queue.grant()
+    assert places.placed == [1.0, 2.0]
+    assert queue.num_waiting == 1
+    places.num_places = 1
+    queue.grant()
+    await asyncio.gather(*tasks)
+    assert places.placed == [1.0, 2.0, 3.0]
+
+
+async def test_a_full_queue_refuses_new_ones_only() -> None:
+    places = Places(0)
+    queue = admission(places, max_queued=1)
+    queue.refuse_if_full()
+    first = await waiting(queue, attempt(1.0))
+    with pytest.raises(ResourceExhausted) as refused:
+        queue.refuse_if_full()
+    assert refused.value.retry_after_s
+    second = await waiting(queue, attempt(2.0))
+    assert queue.num_waiting == 2
+    places.num_places = 2
+    queue.grant()
+    await asyncio.gather(first, second)
+
+
+async def test_a_cancelled_ticket_leaves_the_queue() -> None:
+    queue = admission(Places(0))
+    task = await waiting(queue, attempt())
+    task.cancel()
+    await asyncio.gather(task, return_exceptions=True)
+    assert queue.num_waiting == 0
+
+
+async def test_nobody_leaves_while_decode_memory_is_full() -> None:
+    places = Places(5)
+    queue = admission(places)
+    queue.no_room(retry_s=60)
+    task = await waiting(queue, attempt())
+    queue.grant()
+    assert queue.num_waiting == 1
+    queue.room()
+    await task
+    queue.no_room(retry_s=0.01)
+    await asyncio.wait_for(queue.enter(attempt()), 5)
+
+
+async def test_waiting_in_vain_is_told_to_all() -> None:
+    places = Places(0)
+    queue = admission(places)
+    tasks = [await waiting(queue, attempt(at)) for at in (1.0, 2.0)]
+    places.verdict = Unavailable("gone for good")
+    queue.grant()
+    results = await asyncio.gather(*tasks, return_exceptions=True)
+    assert all(isinstance(result, Unavailable) for result in results)
+    assert queue.num_waiting == 0
