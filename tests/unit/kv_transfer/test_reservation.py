@@ -62,7 +62,7 @@ def digest_of(*checksums: int) -> int:
     return digest.value()
 
 
-@pytest.mark.parametrize(("source", "target"), itertools.product(STATES, STATES))
+@pytest.mark.parametrize(("source", "target"), list(itertools.product(STATES, STATES)))
 def test_only_moves_of_the_table_are_possible(source: ReservationState, target: ReservationState) -> None:
     reservation = Reservation(KEY, BLOCKS, 5.0, 0.0)
     reservation.state = source

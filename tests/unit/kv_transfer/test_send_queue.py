@@ -1,0 +1,163 @@
+"""What is sent next: bookkeeping without threads, with a clock in the test's hand."""
+
+from __future__ import annotations
+
+import itertools
+
+import pytest
+
+from engine.errors import IntegrityError
+from engine.request import NewToken
+from kv_transfer.frame import Abort, Ack, Blocks, Closed, Commit, Open, Refused, Renew, TransferKey
+from kv_transfer.send_queue import SenderConfig, SendQueue
+from kv_transfer.transfer import LEGAL_MOVES, PushTarget, Transfer, TransferState
+from pdserve.v1.errors import Aborted, DataLoss, FailedPrecondition, PdserveError
+from tests.unit.kv_transfer.hand_over import FIRST, LAYOUT
+
+SIZE = LAYOUT.block_bytes
+CONFIG = SenderConfig(frame_bytes=2 * SIZE, window_bytes=3 * SIZE, ack_timeout_s=5.0)
+STATES = list(TransferState)
+
+
+class Unasked:
+    """A transfer's owner is not part of these tests."""
+
+    def offer(self, transfer: Transfer, block_ids: tuple[int, ...], num_ready_blocks: int) -> None: ...
+
+    def commit(
+        self, transfer: Transfer, block_ids: tuple[int, ...], num_tokens: int, first: NewToken
+    ) -> None: ...
+
+    def withdraw(self, transfer: Transfer, error: PdserveError | None) -> None: ...
+
+
+def transfer(name: str, num_blocks: int = 4, lease_s: float = 3.0) -> Transfer:
+    target = PushTarget(TransferKey(name, 0), "d", "address", "grpc", 0, num_blocks, lease_s)
+    return Transfer(target, Unasked())
+
+
+@pytest.fixture
+def queue() -> SendQueue:
+    return SendQueue(LAYOUT, CONFIG)
+
+
+def kinds(queue: SendQueue, now: float = 0.0) -> list[str]:
+    """Everything that is due now, in order."""
+    due = iter(lambda: queue.next(now), None)
+    return [f"{type(d.header).__name__} {d.header.key.transfer_id}" for d in due]
+
+
+def ack(queue: SendQueue, one: Transfer, seq: int) -> Transfer | None:
+    return queue.answered(Ack(one.key, seq))
+
+
+@pytest.mark.parametrize(("source", "target"), list(itertools.product(STATES, STATES)))
+def test_only_moves_of_the_table_are_possible(source: TransferState, target: TransferState) -> None:
+    one = transfer("a")
+    one.state = source
+    if target in LEGAL_MOVES[source]:
+        one.move(target)
+        assert one.state is target
+    else:
+        with pytest.raises(IntegrityError):
+            one.move(target)
+
+
+def test_no_block_leaves_before_d_has_answered_the_open(queue: SendQueue) -> None:
+    one = transfer("a")
+    queue.add(one)
+    one.num_ready_blocks = 4
+    assert kinds(queue) == ["Open a"]
+    ack(queue, one, 0)
+    assert kinds(queue) == ["Blocks a", "Blocks a"]
+
+
+def test_a_commit_goes_behind_the_last_block_and_its_answer_ends_the_transfer(queue: SendQueue) -> None:
+    one = transfer("a", num_blocks=1)
+    queue.add(one)
+    one.num_ready_blocks, one.first = 1, FIRST
+    queue.next(0.0)
+    assert ack(queue, one, 0) is None
+    blocks, commit = queue.next(0.0), queue.next(0.0)
+    assert blocks is not None
+    assert commit is not None
+    assert isinstance(blocks.header, Blocks)
+    assert isinstance(commit.header, Commit)
+    assert ack(queue, one, blocks.header.seq) is None
+    assert ack(queue, one, commit.header.seq) is one
+    assert one.state is TransferState.ACKED
+    assert len(queue) == 0
+    assert queue.next(0.0) is None
+
+
+def test_transfers_take_turns_and_the_window_bounds_them_together(queue: SendQueue) -> None:
+    both = [transfer("a", 8), transfer("b", 8)]
+    for one in both:
+        queue.add(one)
+        one.num_ready_blocks = 8
+    assert kinds(queue) == ["Open a", "Open b"]
+    for one in both:
+        ack(queue, one, 0)
+    assert kinds(queue) == ["Blocks a", "Blocks b"]  # two blocks and one: the window is full
+    ack(queue, both[0], 1)
+    assert kinds(queue) == ["Blocks a"]
+    queue.check_integrity()
+
+
+def test_a_waiting_transfer_shows_a_sign_of_life_each_third_of_its_lease(queue: SendQueue) -> None:
+    one = transfer("a", lease_s=3.0)
+    queue.add(one)
+    queue.next(0.0)
+    assert queue.patience_s(0.0) == CONFIG.ack_timeout_s  # the Open is not answered
+    ack(queue, one, 0)
+    assert queue.patience_s(0.25) == 0.75
+    assert queue.next(0.9) is None
+    due = queue.next(1.0)
+    assert due is not None
+    assert due.header == Renew(one.key, 0)
+    assert queue.next(1.0) is None
+
+
+def test_a_silent_peer_is_noticed(queue: SendQueue) -> None:
+    one = transfer("a")
+    queue.add(one)
+    queue.next(0.0)
+    assert not queue.is_peer_silent(4.9)
+    assert queue.is_peer_silent(5.0)
+    ack(queue, one, 0)
+    assert not queue.is_peer_silent(100.0)
+
+
+@pytest.mark.parametrize("error", [None, Aborted("gone")])
+def test_a_transfer_that_is_taken_back_says_so_even_before_its_open(
+    queue: SendQueue, error: PdserveError | None
+) -> None:
+    one = transfer("a")
+    queue.add(one)
+    queue.withdraw(one, error)
+    headers = [due.header for due in iter(lambda: queue.next(0.0), None)]
+    assert [type(header) for header in headers] == [Open, Abort, Closed]
+    assert one.state is (TransferState.NOT_NEEDED if error is None else TransferState.FAILED)
+    assert len(queue) == 0
+    assert ack(queue, one, 0) is None
+
+
+def test_a_refusal_fails_its_transfer_and_empties_its_part_of_the_window(queue: SendQueue) -> None:
+    one = transfer("a")
+    queue.add(one)
+    one.num_ready_blocks = 4
+    queue.next(0.0)
+    ack(queue, one, 0)
+    kinds(queue)
+    assert queue.answered(Refused(one.key, 1, 15, "KV_CHECKSUM", "damaged")) is one
+    assert isinstance(one.error, DataLoss)
+    assert one.error.reason == "KV_CHECKSUM"
+    assert one.num_unanswered == 0
+    queue.check_integrity()
+    assert kinds(queue) == ["Closed a"]
+
+
+def test_a_key_is_open_once(queue: SendQueue) -> None:
+    queue.add(transfer("a"))
+    with pytest.raises(FailedPrecondition):
+        queue.add(transfer("a"))
