@@ -25,6 +25,12 @@ class WorkerSpec:
     # Where its log goes, on its own node; None: to stderr.
     log_folder: str | None = None
 
+    def wanted(self) -> str:
+        """What it asks of Ray."""
+        resources = self.pool.resources
+        asked = resources.model_dump(include={"num_cpus", "num_gpus"}) | resources.custom
+        return ", ".join(f"{name} {amount:g}" for name, amount in asked.items() if amount)
+
 
 @dataclass(frozen=True, slots=True)
 class Loading:

@@ -1,0 +1,41 @@
+"""When a worker that does not answer is no longer chosen, and when it is replaced."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import Enum, auto
+
+from cluster.membership import WorkerState
+
+
+@dataclass(frozen=True, slots=True)
+class Patience:
+    """How often workers are asked how they are, and how long a silent one is borne."""
+
+    probe_every_s: float = 1.0
+    probe_timeout_s: float = 1.0
+    # Not chosen any more …
+    unhealthy_after_s: float = 3.0
+    # … and replaced.
+    dead_after_s: float = 30.0
+    # For the first answer of a worker that says that it serves.
+    register_timeout_s: float = 10.0
+
+
+class Verdict(Enum):
+    AS_BEFORE = auto()
+    UNHEALTHY = auto()
+    READY = auto()
+    DEAD = auto()
+
+
+def judge(state: WorkerState, silent_s: float, is_broken: bool, patience: Patience) -> Verdict:
+    """`is_broken`: it says itself that its engine is gone. A draining one may still finish what it can."""
+    if silent_s > patience.dead_after_s or (is_broken and state is not WorkerState.DRAINING):
+        return Verdict.DEAD
+    is_silent = silent_s > patience.unhealthy_after_s
+    if is_silent and state is WorkerState.READY:
+        return Verdict.UNHEALTHY
+    if not is_silent and state is WorkerState.UNHEALTHY:
+        return Verdict.READY
+    return Verdict.AS_BEFORE

@@ -1,0 +1,213 @@
+"""Pools are kept at their targets: starts, failures, silence, death and drain, without Ray."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from dataclasses import dataclass
+
+import pytest
+import pytest_asyncio
+
+from cluster.config import ClusterConfig
+from cluster.config_file import parse_config
+from cluster.health import Patience
+from cluster.membership import Membership, WorkerState
+from cluster.supervisor import Supervisor
+from pdserve.v1.cluster_pb2 import WORKER_STATE_UNHEALTHY, KVLayout
+from tests.unit.cluster.scripted_handles import Script
+from worker.identity import Role
+
+S = WorkerState
+QUICK = Patience(
+    probe_every_s=0.02, probe_timeout_s=0.05, unhealthy_after_s=0.15, dead_after_s=0.6, register_timeout_s=1.0
+)
+
+
+def config(prefill: int, decode: int, start_timeout_s: float = 5.0) -> ClusterConfig:
+    return parse_config(
+        f"name: test\npools:\n"
+        f"  prefill: {{replicas: {prefill}, start_timeout_s: {start_timeout_s}}}\n"
+        f"  decode: {{replicas: {decode}, start_timeout_s: {start_timeout_s}}}\n",
+        "test",
+    )
+
+
+@dataclass
+class Cluster:
+    """What a test plays with. `changed` fires after every change of the books."""
+
+    script: Script
+    membership: Membership
+    supervisor: Supervisor
+    changed: asyncio.Condition
+
+    def states(self) -> dict[str, S]:
+        return {member.worker_id: member.state for member in self.membership.members()}
+
+    async def until(self, states: dict[str, S]) -> None:
+        async with self.changed:
+            await asyncio.wait_for(self.changed.wait_for(lambda: self.states() == states), 5.0)
+
+    def scale(self, role: Role, target: int) -> None:
+        self.membership.set_target(role, target)
+        self.supervisor.reconcile()
+
+
+@pytest_asyncio.fixture
+async def running() -> AsyncIterator[Cluster]:
+    """1P1D, both ready."""
+    async with started(config(1, 1)) as cluster:
+        cluster.script.may_start.set()
+        await cluster.until({"prefill-0": S.READY, "decode-0": S.READY})
+        yield cluster
+
+
+class started:
+    """`async with started(config) as cluster`: the supervisor runs; no worker may be ready yet."""
+
+    def __init__(self, wanted: ClusterConfig) -> None:
+        self._config = wanted
+
+    async def __aenter__(self) -> Cluster:
+        changed = asyncio.Condition()
+        tellers: set[asyncio.Task[None]] = set()
+
+        async def tell() -> None:
+            async with changed:
+                changed.notify_all()
+
+        def on_change() -> None:
+            task = asyncio.ensure_future(tell())
+            tellers.add(task)
+            task.add_done_callback(tellers.discard)
+
+        targets = {role: pool.replicas for role, pool in self._config.pools.by_role().items()}
+        membership = Membership(targets, on_change)
+        script = Script()
+        supervisor = Supervisor(self._config, membership, script.launch, patience=QUICK)
+        self._cluster = Cluster(script, membership, supervisor, changed)
+        supervisor.start()
+        return self._cluster
+
+    async def __aexit__(self, *_: object) -> None:
+        await self._cluster.supervisor.close()
+        for handle in self._cluster.script.handles:
+            await handle.close()
+        assert self._cluster.script.living() == []
+
+
+async def test_a_worker_says_what_it_does_until_it_is_ready() -> None:
+    async with started(config(1, 1)) as cluster:
+        await cluster.until({"prefill-0": S.STARTING, "decode-0": S.STARTING})
+        async with cluster.changed:
+            details = lambda: {m.detail for m in cluster.membership.members()}  # noqa: E731
+            await asyncio.wait_for(cluster.changed.wait_for(lambda: details() == {"loading weights"}), 5)
+        cluster.script.may_start.set()
+        await cluster.until({"prefill-0": S.READY, "decode-0": S.READY})
+
+
+async def test_a_worker_that_cannot_start_says_why_and_is_tried_again(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("cluster.supervisor.retry_delay_s", lambda num_failures: 0.01)
+    async with started(config(1, 0)) as cluster:
+        cluster.script.start_error = "no weights in /models/x"
+        cluster.script.may_start.set()
+        pool = cluster.membership.pools[Role.PREFILL]
+        async with cluster.changed:
+            await asyncio.wait_for(cluster.changed.wait_for(lambda: pool.unrecoverable_reason != ""), 5)
+        assert pool.unrecoverable_reason == "no weights in /models/x"
+        assert pool.num_failures == 3
+        cluster.script.start_error = None
+        await cluster.until({"prefill-0": S.READY})
+        assert pool.unrecoverable_reason == ""
+
+
+async def test_a_worker_that_is_not_ready_in_time_has_failed() -> None:
+    async with started(config(0, 1, start_timeout_s=0.1)) as cluster:
+        await cluster.until({"decode-0": S.DEAD})
+        member = next(cluster.membership.members())
+        assert member.detail == "not ready within 0.1 s: loading weights"
+        assert cluster.script.living() == []
+
+
+async def test_a_worker_whose_kv_nobody_could_read_is_refused(running: Cluster) -> None:
+    running.script.layout = KVLayout(
+        num_layers=2, num_kv_heads=1, head_dim=16, block_size=16, dtype="bfloat16"
+    )
+    running.scale(Role.DECODE, 2)
+    await running.until({"prefill-0": S.READY, "decode-0": S.READY, "decode-1": S.DEAD})
+    detail = running.membership.pools[Role.DECODE].members[1].detail
+    assert detail == "its KV differs from that of prefill-0: dtype is bfloat16, not float32"
+
+
+async def test_a_dead_worker_is_replaced_under_its_name(running: Cluster) -> None:
+    before = running.membership.find("decode-0")
+    running.script.handles[1].kill()
+    await running.until({"prefill-0": S.READY, "decode-0": S.STARTING})
+    await running.until({"prefill-0": S.READY, "decode-0": S.READY})
+    assert running.membership.find("decode-0") is not before
+
+
+async def test_scaling_down_waits_for_what_a_worker_still_has(running: Cluster) -> None:
+    running.scale(Role.DECODE, 2)
+    await running.until({"prefill-0": S.READY, "decode-0": S.READY, "decode-1": S.READY})
+    running.scale(Role.DECODE, 1)
+    assert running.states() == {"prefill-0": S.READY, "decode-0": S.READY, "decode-1": S.DRAINING}
+    # Scaling up again does not take it back: it has been told to end.
+    running.scale(Role.DECODE, 2)
+    ready = {"prefill-0": S.READY, "decode-0": S.READY, "decode-2": S.READY}
+    await running.until({**ready, "decode-1": S.DRAINING})
+    running.script.may_finish.set()
+    await running.until(ready)
+
+
+async def test_pools_scale_to_nothing_and_back(running: Cluster) -> None:
+    running.script.may_finish.set()
+    running.scale(Role.PREFILL, 0)
+    running.scale(Role.DECODE, 0)
+    await running.until({})
+    running.scale(Role.DECODE, 1)
+    await running.until({"decode-0": S.READY})
+
+
+async def test_a_worker_that_is_not_wanted_before_it_is_ready_is_given_up() -> None:
+    async with started(config(0, 1)) as cluster:
+        await cluster.until({"decode-0": S.STARTING})
+        cluster.scale(Role.DECODE, 0)
+        await cluster.until({})
+        assert cluster.script.living() == []
+        assert cluster.membership.pools[Role.DECODE].num_failures == 0
+
+
+async def test_a_silent_worker_is_unhealthy_until_it_answers_again(running: Cluster) -> None:
+    running.script.handles[1].is_silent = True
+    await running.until({"prefill-0": S.READY, "decode-0": S.UNHEALTHY})
+    running.script.handles[1].is_silent = False
+    await running.until({"prefill-0": S.READY, "decode-0": S.READY})
+
+
+async def test_a_worker_that_stays_silent_is_killed_and_replaced(running: Cluster) -> None:
+    silent = running.script.handles[1]
+    silent.is_silent = True
+    await running.until({"prefill-0": S.READY, "decode-0": S.UNHEALTHY})
+    await running.until({"prefill-0": S.READY, "decode-0": S.READY})
+    assert silent.is_killed
+
+
+async def test_a_worker_whose_engine_broke_is_replaced(running: Cluster) -> None:
+    broken = running.script.handles[0]
+    broken.state = WORKER_STATE_UNHEALTHY
+    await running.until({"prefill-0": S.STARTING, "decode-0": S.READY})
+    await running.until({"prefill-0": S.READY, "decode-0": S.READY})
+    assert broken.is_killed
+
+
+async def test_asking_for_counters_does_not_wait_for_a_worker_that_ends(running: Cluster) -> None:
+    running.script.handles[1].is_silent = True
+    asking = asyncio.ensure_future(running.supervisor.refresh(timeout_s=5.0))
+    await asyncio.sleep(0)
+    running.script.handles[1].kill()
+    await asyncio.wait_for(asking, 2.0)
+    await running.until({"prefill-0": S.READY, "decode-0": S.READY})
