@@ -19,7 +19,7 @@ set, google.rpc.RetryInfo.
 
 from __future__ import annotations
 
-from typing import ClassVar
+from typing import ClassVar, cast
 
 import grpc
 from google.protobuf import any_pb2, duration_pb2
@@ -142,7 +142,8 @@ def from_rpc_error(error: grpc.RpcError) -> PdserveError:
     message = error.details() or error.code().name
     reason: str | None = None
     retry_after_s: float | None = None
-    status = rpc_status.from_call(error)
+    # What a failed call raises is a Call as well; the stubs do not say so.
+    status = rpc_status.from_call(cast("grpc.Call", error))
     for detail in status.details if status is not None else ():
         if detail.Is(error_details_pb2.ErrorInfo.DESCRIPTOR):
             info = error_details_pb2.ErrorInfo()
