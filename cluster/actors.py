@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import signal
+import socket
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -14,18 +15,20 @@ from ray.exceptions import GetTimeoutError, RayActorError, RayTaskError
 from ray.util import list_named_actors
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
-from cluster.config import ClusterConfig
+from cluster.config import ClusterConfig, split_address
 from cluster.controller import Controller
 from cluster.errors import PartError
 from cluster.ray_worker import NAMESPACE, actor_name, how_it_died
 from cluster.router_actor import RouterActor
 
 _STOP_TIMEOUT_S = 15.0
+_REACH_TIMEOUT_S = 5.0
 
 
 @contextmanager
 def connected(address: str) -> Iterator[None]:
     """This process as a driver of that Ray. Raises PartError."""
+    _refuse_silence(address)
     on_sigterm = signal.getsignal(signal.SIGTERM)
     try:
         ray.init(
@@ -43,6 +46,16 @@ def connected(address: str) -> Iterator[None]:
         yield
     finally:
         ray.shutdown()
+
+
+def _refuse_silence(address: str) -> None:
+    """Where nobody listens, Ray itself would try for minutes."""
+    if ":" not in address:
+        return
+    try:
+        socket.create_connection(split_address(address), timeout=_REACH_TIMEOUT_S).close()
+    except OSError as error:
+        raise PartError(f"Ray at {address} cannot be reached: {error.strerror or error}") from error
 
 
 def start_controller(config: ClusterConfig, folder: Path) -> ObjectRef[str]:

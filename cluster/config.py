@@ -93,10 +93,16 @@ class KVTransferConfig(_Section):
     transport: Literal["auto", "grpc"] = "auto"
 
 
+def _checked_ray_address(address: str) -> str:
+    if address not in ("local", "auto"):
+        split_address(address)
+    return address
+
+
 class RayConfig(_Section):
     """local: start one here | auto: the one that runs here | host:port of one that runs."""
 
-    address: str = "local"
+    address: Annotated[str, AfterValidator(_checked_ray_address)] = "local"
     # Logical CPUs of a Ray that we start: how far pools scale, not how many cores there are.
     num_cpus: StrictInt = Field(default=64, gt=0)
 

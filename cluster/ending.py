@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from cluster.errors import StateError
+from cluster.errors import PartError, StateError
 from cluster.local_ray import remove_folder
 from cluster.processes import end
 from cluster.state import ClusterRecord, forget, locked
@@ -26,8 +26,17 @@ def end_cluster(record: ClusterRecord) -> None:
         if record.ray_folder is not None:
             remove_folder(record.ray_folder)
     elif record.ray_address is not None:
-        from cluster.actors import connected, end_actors  # Ray is loaded only where it is needed
-
-        with connected(record.ray_address):
-            end_actors(record.name)
+        _end_guest(record.name, record.ray_address)
     forget(record.name)
+
+
+def _end_guest(name: str, ray_address: str) -> None:
+    """Our actors in a Ray that is not ours. With a Ray that is gone they are gone too."""
+    from cluster.actors import connected, end_actors  # Ray is loaded only where it is needed
+
+    try:
+        with connected(ray_address):
+            end_actors(name)
+    except PartError as error:
+        if not isinstance(error.__cause__, ConnectionError):
+            raise
