@@ -101,11 +101,7 @@ def _explained(answer: Answer) -> list[tuple[str, str, str]]:
             f"{usage.prompt_tokens} prompt tokens ({usage.cached_tokens} cached) "
             f"in {timings.prefill_ms:.1f} ms {rate}",
         ),
-        (
-            "KV shipped",
-            f"{started.prefill_worker} → {started.decode_worker}",
-            f"{timings.transfer_bytes / 1e6:.2f} MB in {timings.transfer_ms:.1f} ms",
-        ),
+        ("KV shipped", *_shipped(started, finished)),
         (
             "decode",
             started.decode_worker,
@@ -114,6 +110,14 @@ def _explained(answer: Answer) -> list[tuple[str, str, str]]:
         ("TTFT", "client's first token", f"{timings.ttft_ms:.1f} ms"),
         ("ITL", "mean between tokens", f"{timings.mean_itl_ms:.1f} ms"),
     ]
+
+
+def _shipped(started: Started, finished: Finished) -> tuple[str, str]:
+    if started.prefill_worker == started.decode_worker:
+        return started.decode_worker, "nothing: one worker did both"
+    timings = finished.timings
+    what = f"{timings.transfer_bytes / 1e6:.2f} MB in {timings.transfer_ms:.1f} ms"
+    return f"{started.prefill_worker} → {started.decode_worker}", what
 
 
 def _ends(answer: Answer) -> tuple[Started, Finished]:

@@ -6,6 +6,8 @@ import sys
 
 from rich.console import Console
 
+from pdserve.v1.errors import DeadlineExceeded, Unavailable
+
 # A file or a pipe has no width that a table would have to fit in.
 _PIPE_WIDTH = None if sys.stdout.isatty() else 200
 out = Console(highlight=False, soft_wrap=True, width=_PIPE_WIDTH)
@@ -20,4 +22,14 @@ def write(text: str) -> None:
 
 def error_line(error: BaseException) -> None:
     err.print("[bold red]error:[/]", end=" ")
-    err.print(str(error) or type(error).__name__, markup=False)
+    err.print(_in_words(error), markup=False)
+
+
+def _in_words(error: BaseException) -> str:
+    """gRPC's own failures say little to somebody who knows no gRPC."""
+    text = str(error) or type(error).__name__
+    if isinstance(error, Unavailable) and "failed to connect" in text:
+        return f"no router answers there: {text.rpartition('ipv4:')[2]}"
+    if isinstance(error, DeadlineExceeded) and text == "Deadline Exceeded":
+        return "not done within the time limit"
+    return text

@@ -7,18 +7,21 @@ commands that start something.
 from __future__ import annotations
 
 import sys
+from typing import Annotated
 
 import typer
 
 from cluster.config_file import ConfigError
 from cluster.errors import ClusterError
+from pdserve import __version__
 from pdserve.cli import demo, down, drain, generate, scale, status, up
-from pdserve.cli.console import err, error_line
+from pdserve.cli.console import err, error_line, out
 from pdserve.v1.errors import PdserveError
 
 app = typer.Typer(
     name="pdserve",
     no_args_is_help=True,
+    invoke_without_command=True,
     add_completion=False,
     rich_markup_mode="rich",
     pretty_exceptions_enable=False,
@@ -33,6 +36,17 @@ The way around:
 
 Exit codes: 0 done, 1 failed, 2 wrong usage.""",
 )
+
+
+@app.callback()
+def _options(
+    version: Annotated[bool, typer.Option("--version", help="Show the version.", is_eager=True)] = False,
+) -> None:
+    if version:
+        out.print(__version__)
+        raise typer.Exit()
+
+
 app.command("up")(up.up)
 app.command("status")(status.status)
 app.command("generate")(generate.generate)
