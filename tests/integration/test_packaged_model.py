@@ -1,4 +1,4 @@
-"""The real thing, small: SmolLM2-135M from its package, in float32 against transformers' own generate."""
+"""The packaged SmolLM2-135M-Instruct as it is served: in bfloat16, with its chat's end of turn."""
 
 from __future__ import annotations
 
@@ -9,18 +9,11 @@ from engine.config import EngineConfig, ModelConfig
 from engine.engine import Engine
 from engine.sampling import FinishReason
 from engine.weights import PACKAGED_MODEL, packaged_gguf, resolve_model
-from tests.unit.engine.driving import Reference, drain, generate, request, tokens_of
+from tests.unit.engine.driving import drain, request, tokens_of
 
 QUESTION = (
     "<|im_start|>system\nYou are a helpful AI assistant named SmolLM, trained by Hugging Face<|im_end|>\n"
     "<|im_start|>user\nWhat is the capital of France?<|im_end|>\n<|im_start|>assistant\n"
-)
-PROMPTS = (
-    "The",
-    "Es war einmal ein König, der",
-    "東京は",
-    "👋 Hello! " * 12,
-    "1, 2, 3, 4, 5, 6, 7, 8, 9, " * 8,
 )
 
 pytestmark = [
@@ -43,16 +36,3 @@ def test_the_chat_model_answers_and_ends_its_turn(tokenizer):
     outputs = drain(engine)[item.sequence_id]
     assert outputs[-1].finish_reason is FinishReason.EOS
     assert "Paris" in tokenizer.decode([token.token_id for token in tokens_of(outputs)])
-
-
-def test_float32_output_equals_generate_together_and_alone(tokenizer):
-    settings = EngineConfig(num_blocks=128, max_num_batched_tokens=64, poison_blocks=True)
-    engine = Engine.load(ModelConfig(device="cpu", dtype="float32"), settings)
-    reference = Reference(engine.model.folder)
-    prompts = [tokenizer.encode(text).ids for text in PROMPTS]
-    together = generate(engine, *(request(ids, 12) for ids in prompts))
-    alone = [generate(engine, request(ids, 12))[0] for ids in prompts]
-    for ids, *outputs in zip(prompts, together, alone, strict=True):
-        for output in outputs:
-            reference.assert_follows(ids, output)
-    engine.check_integrity()
