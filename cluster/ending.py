@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import os
+
 from cluster.errors import PartError, StateError
-from cluster.local_ray import remove_folder
+from cluster.local_ray import QUIET, remove_folder
 from cluster.processes import end
 from cluster.state import ClusterRecord, forget, locked
 
@@ -32,6 +34,7 @@ def end_cluster(record: ClusterRecord) -> None:
 
 def _end_guest(name: str, ray_address: str) -> None:
     """Our actors in a Ray that is not ours. With a Ray that is gone they are gone too."""
+    os.environ.update(QUIET)
     from cluster.actors import connected, end_actors  # Ray is loaded only where it is needed
 
     try:

@@ -7,8 +7,9 @@ from __future__ import annotations
 import os
 import signal
 import socket
+import threading
 from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,6 +18,7 @@ from cluster.config import ClusterConfig, split_address
 from cluster.ending import end_cluster
 from cluster.errors import LaunchError, PartError, StateError
 from cluster.local_ray import (
+    QUIET,
     RayHead,
     make_folder,
     ray_environment,
@@ -63,20 +65,18 @@ def up(config: ClusterConfig, progress: Progress) -> Launched:
                 progress("cluster", "failed: ending what was started")
                 end_cluster(read_record(config.name) or record)
             if isinstance(error, PartError | ModelError):
-                raise LaunchError(str(error)) from error
+                raise LaunchError(f"{error} (logs: {folder / 'logs'})") from error
             raise
 
 
 def _launch(config: ClusterConfig, folder: Path, record: ClusterRecord, progress: Progress) -> Launched:
-    from engine.weights import resolve_model  # torch may come with it
-
-    with ThreadPoolExecutor(max_workers=1) as pool:
-        # Once, here: the workers find the folder and need not wait for each other.
-        resolving = pool.submit(resolve_model, config.model.id, lambda detail: progress("model", detail))
-        head = _start_ray(config, record, progress)
-        model_folder = resolving.result()
+    # Once, here: the workers find the folder and need not wait for each other.
+    resolving = _resolve_in_background(config.model.id, progress)
+    head = _start_ray(config, record, progress)
+    model_folder = resolving.result()
     progress("model", "ready")
-    # Ray reads its settings from the environment when it is imported: `_start_ray` has put them there.
+    # Ray reads its settings from the environment when it is imported: `_start_ray` has put its own there.
+    os.environ.update(QUIET)
     from cluster.actors import address, connected, start_controller, start_router
 
     log_folder = folder / "logs"
@@ -94,22 +94,38 @@ def _launch(config: ClusterConfig, folder: Path, record: ClusterRecord, progress
     return Launched(config.name, router, head.address, log_folder)
 
 
+def _resolve_in_background(model_id: str, progress: Progress) -> Future[Path]:
+    """On a daemon thread: Ctrl-C does not wait for a download or a conversion to end."""
+    from engine.weights import resolve_model  # torch may come with it
+
+    future: Future[Path] = Future()
+
+    def resolve() -> None:
+        try:
+            future.set_result(resolve_model(model_id, lambda detail: progress("model", detail)))
+        except BaseException as error:  # noqa: BLE001 - raised where the result is asked for
+            future.set_exception(error)
+
+    threading.Thread(target=resolve, name="resolve-model", daemon=True).start()
+    return future
+
+
 def _start_ray(config: ClusterConfig, record: ClusterRecord, progress: Progress) -> RayHead:
     if config.ray.address != "local":
         write_record(record.model_copy(update={"ray_address": config.ray.address}))
         return RayHead(address=config.ray.address, processes=())
     progress("ray", "starting")
-    record = record.model_copy(update={"ray_folder": make_folder()})
-    assert record.ray_folder is not None
+    ray_folder = make_folder()
+    record = record.model_copy(update={"ray_folder": ray_folder})
     write_record(record)
-    os.environ.update(ray_environment(record.ray_folder))
+    os.environ.update(ray_environment(ray_folder))
 
     def on_session(session: ProcessId) -> None:
         nonlocal record
         record = record.model_copy(update={"session": session})
         write_record(record)
 
-    head = start_local_ray(record.ray_folder, config.ray.num_cpus, RAY_TIMEOUT_S, on_session)
+    head = start_local_ray(ray_folder, config.ray.num_cpus, RAY_TIMEOUT_S, on_session)
     write_record(record.model_copy(update={"ray_address": head.address, "processes": head.processes}))
     progress("ray", "ready")
     return head
@@ -152,9 +168,11 @@ def _refuse_a_taken_port(address: str) -> None:
 
 @contextmanager
 def _no_interrupt() -> Iterator[None]:
-    """A second Ctrl-C shall not stop the cleaning up."""
-    before = signal.signal(signal.SIGINT, signal.SIG_IGN)
+    """A second Ctrl-C or SIGTERM shall not stop the cleaning up."""
+    numbers = (signal.SIGINT, signal.SIGTERM)
+    before = [signal.signal(number, signal.SIG_IGN) for number in numbers]
     try:
         yield
     finally:
-        signal.signal(signal.SIGINT, before)
+        for number, handler in zip(numbers, before, strict=True):
+            signal.signal(number, handler)

@@ -21,6 +21,11 @@ _TOKEN_FILE = "token"
 _LONGEST_FOLDER = 30
 
 
+# In the environment of this process before it imports Ray: Ray's advice on every worker that ends is not for
+# the user's terminal. What we have to say of it is in the worker's state.
+QUIET = {"RAY_DEDUP_LOGS": "1", "RAY_DEDUP_LOGS_SKIP_REGEX": "."}
+
+
 class RayHead(BaseModel):
     """A Ray that runs: where, and the processes that make it up."""
 
@@ -53,7 +58,6 @@ def ray_environment(folder: Path) -> dict[str, str]:
         "RAY_worker_niceness": "0",
         # Pools are sized by the configuration; Ray shall not kill one because the machine is full.
         "RAY_memory_monitor_refresh_ms": "0",
-        "RAY_DEDUP_LOGS": "0",
     }
 
 

@@ -82,9 +82,9 @@ class RouterActor:
             stdout=subprocess.PIPE,
             stderr=self._log_file,
         )
-        assert self._child.stdout is not None  # PIPE was asked for
+        said = self._child.stdout
         try:
-            line = await asyncio.wait_for(self._child.stdout.readline(), timeout_s)
+            line = await asyncio.wait_for(said.readline(), timeout_s) if said is not None else b""
             address: str = json.loads(line)["grpc"]
         except (asyncio.TimeoutError, ValueError, KeyError) as error:
             if self._child.returncode is None:

@@ -107,13 +107,14 @@ def generate(
 
 
 def _prompt(text: str | None, chat: bool, token_ids: str | None) -> Prompt:
-    if (text is None) == (token_ids is None):
-        raise typer.BadParameter("give a prompt or --token-ids")
-    if token_ids is not None:
+    if text is None:
+        if token_ids is None:
+            raise typer.BadParameter("give a prompt or --token-ids")
         if chat:
             raise typer.BadParameter("--chat needs a text, not --token-ids")
         return _parsed_ids(token_ids)
-    assert text is not None
+    if token_ids is not None:
+        raise typer.BadParameter("give a prompt or --token-ids, not both")
     words = sys.stdin.read() if text == "-" else text
     return [ChatMessage("user", words)] if chat else words
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -15,6 +16,8 @@ from pdserve.cli.console import err
 @contextmanager
 def shown_steps() -> Iterator[Progress]:
     """Yields what is to be told of every step, from whatever thread."""
+    # Other libraries' progress bars would run through these lines.
+    os.environ["TQDM_DISABLE"] = "1"
     begun = time.monotonic()
     going_on: dict[str, str] = {}
     with Status("starting", console=err) as spinner:

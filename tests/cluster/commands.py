@@ -59,10 +59,11 @@ class Commands:
         return done.stdout
 
     def fail(self, *arguments: str) -> str:
-        """What it said on stderr; exit code 1, and no stack."""
+        """What it said on stderr; exit code 1, no stack, and nothing on stdout."""
         done = self.run(*arguments)
         assert done.returncode == 1, f"{arguments}: {done.returncode} {done.stdout}\n{done.stderr}"
         assert "Traceback" not in done.stderr
+        assert done.stdout == ""
         return done.stderr
 
     def record(self, name: str) -> ClusterRecord | None:
