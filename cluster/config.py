@@ -14,6 +14,8 @@ from engine.config import ByteSize, EngineConfig, ModelConfig
 from router.config import RouterSettings
 from worker.identity import Role
 
+# Of one pool, by whatever way they are asked for: a slip of the finger shall not start a million.
+MAX_WORKERS = 1024
 _NAME = re.compile(r"[a-z0-9]([a-z0-9-]{0,30}[a-z0-9])?")
 _ADDRESS = re.compile(r"(?P<host>[^\s:/]+|\[[0-9a-fA-F:]+\]):(?P<port>\d{1,5})")
 
@@ -49,7 +51,7 @@ class Resources(_Section):
 class PoolConfig(_Section):
     """Workers of one role, all alike."""
 
-    replicas: StrictInt = Field(default=1, ge=0)
+    replicas: StrictInt = Field(default=1, ge=0, le=MAX_WORKERS)
     # Cores that a worker's arithmetic really uses.
     threads: StrictInt = Field(default=1, gt=0)
     resources: Resources = Resources()

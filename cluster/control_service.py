@@ -8,6 +8,7 @@ from typing import NoReturn, Protocol, cast
 
 import grpc
 
+from cluster.config import MAX_WORKERS
 from cluster.membership import IllegalMove, Membership
 from cluster.snapshot import ROLES
 from cluster.supervisor import Supervisor
@@ -86,6 +87,9 @@ class ControlService(cluster_pb2_grpc.ControlServicer):
             await _abort(context, InvalidArgument("role: name prefill, decode or colocated"))
         if role not in self._membership.pools:
             await _abort(context, NotFound(f"this cluster has no {role.value} pool", reason="NO_POOL"))
+        if request.target > MAX_WORKERS:
+            message = f"target: {request.target} is over the limit of {MAX_WORKERS} workers in a pool"
+            await _abort(context, InvalidArgument(message))
         self._set_target(role, request.target)
         return self._snapshot()
 

@@ -28,7 +28,8 @@ def error_line(error: BaseException) -> None:
 def _in_words(error: BaseException) -> str:
     """gRPC's own failures say little to somebody who knows no gRPC."""
     text = str(error) or type(error).__name__
-    if isinstance(error, Unavailable) and "failed to connect" in text:
+    is_router_lost = isinstance(error, Unavailable) and error.reason != "CONTROLLER_LOST"
+    if is_router_lost and "failed to connect" in text:
         return f"no router answers there: {text.rpartition('ipv4:')[2]}"
     if isinstance(error, DeadlineExceeded) and text == "Deadline Exceeded":
         return "not done within the time limit"

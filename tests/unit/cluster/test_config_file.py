@@ -73,6 +73,10 @@ MISTAKES = {
         "name: x\npools:\n  colocated:\n    replicas: -1\n",
         "f.yaml:4: pools.colocated.replicas: input should be greater than or equal to 0 (not -1)",
     ),
+    "count without end": (
+        "name: x\npools:\n  colocated:\n    replicas: 1025\n",
+        "f.yaml:4: pools.colocated.replicas: input should be less than or equal to 1024 (not 1025)",
+    ),
     "count that is no number": (
         "name: x\npools: {colocated: {threads: true}}\n",
         "f.yaml:2: pools.colocated.threads: input should be a valid integer (not True)",

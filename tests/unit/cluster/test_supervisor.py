@@ -4,54 +4,16 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator
-from dataclasses import dataclass
 
 import pytest
 import pytest_asyncio
 
-from cluster.config import ClusterConfig
-from cluster.config_file import parse_config
-from cluster.health import Patience
-from cluster.membership import Membership, WorkerState
-from cluster.supervisor import Supervisor
+from cluster.membership import WorkerState
 from pdserve.v1.cluster_pb2 import WORKER_STATE_UNHEALTHY, KVLayout
-from tests.unit.cluster.scripted_handles import Script
+from tests.unit.cluster.harness import Cluster, config, started
 from worker.identity import Role
 
 S = WorkerState
-QUICK = Patience(
-    probe_every_s=0.02, probe_timeout_s=0.05, unhealthy_after_s=0.15, dead_after_s=0.6, register_timeout_s=1.0
-)
-
-
-def config(prefill: int, decode: int, start_timeout_s: float = 5.0) -> ClusterConfig:
-    return parse_config(
-        f"name: test\npools:\n"
-        f"  prefill: {{replicas: {prefill}, start_timeout_s: {start_timeout_s}}}\n"
-        f"  decode: {{replicas: {decode}, start_timeout_s: {start_timeout_s}}}\n",
-        "test",
-    )
-
-
-@dataclass
-class Cluster:
-    """What a test plays with. `changed` fires after every change of the books."""
-
-    script: Script
-    membership: Membership
-    supervisor: Supervisor
-    changed: asyncio.Condition
-
-    def states(self) -> dict[str, S]:
-        return {member.worker_id: member.state for member in self.membership.members()}
-
-    async def until(self, states: dict[str, S]) -> None:
-        async with self.changed:
-            await asyncio.wait_for(self.changed.wait_for(lambda: self.states() == states), 5.0)
-
-    def scale(self, role: Role, target: int) -> None:
-        self.membership.set_target(role, target)
-        self.supervisor.reconcile()
 
 
 @pytest_asyncio.fixture
@@ -61,40 +23,6 @@ async def running() -> AsyncIterator[Cluster]:
         cluster.script.may_start.set()
         await cluster.until({"prefill-0": S.READY, "decode-0": S.READY})
         yield cluster
-
-
-class started:
-    """`async with started(config) as cluster`: the supervisor runs; no worker may be ready yet."""
-
-    def __init__(self, wanted: ClusterConfig) -> None:
-        self._config = wanted
-
-    async def __aenter__(self) -> Cluster:
-        changed = asyncio.Condition()
-        tellers: set[asyncio.Task[None]] = set()
-
-        async def tell() -> None:
-            async with changed:
-                changed.notify_all()
-
-        def on_change() -> None:
-            task = asyncio.ensure_future(tell())
-            tellers.add(task)
-            task.add_done_callback(tellers.discard)
-
-        targets = {role: pool.replicas for role, pool in self._config.pools.by_role().items()}
-        membership = Membership(targets, on_change)
-        script = Script()
-        supervisor = Supervisor(self._config, membership, script.launch, patience=QUICK)
-        self._cluster = Cluster(script, membership, supervisor, changed)
-        supervisor.start()
-        return self._cluster
-
-    async def __aexit__(self, *_: object) -> None:
-        await self._cluster.supervisor.close()
-        for handle in self._cluster.script.handles:
-            await handle.close()
-        assert self._cluster.script.living() == []
 
 
 async def test_a_worker_says_what_it_does_until_it_is_ready() -> None:
