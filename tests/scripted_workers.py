@@ -163,16 +163,26 @@ class ScriptedDecode(ScriptedWorker, worker_pb2_grpc.DecodeWorkerServicer):
         context: grpc.aio.ServicerContext[worker_pb2.ReserveRequest, worker_pb2.ReserveResponse],
     ) -> worker_pb2.ReserveResponse:
         self.num_reserves += 1
+        # An engine that has been asked goes on, whether or not the caller still waits.
+        admitting = asyncio.ensure_future(self._admit(request))
+        admitting.add_done_callback(lambda done: done.cancelled() or done.exception())
+        try:
+            return await asyncio.shield(admitting)
+        except PdserveError as error:
+            await abort(context, error)
+            raise
+
+    async def _admit(self, request: worker_pb2.ReserveRequest) -> worker_pb2.ReserveResponse:
         await self.hold_reserve.wait()
         if self.reserve_error is not None:
-            await abort(context, self.reserve_error)
+            raise self.reserve_error
         if request.router_id not in self._subscribers:
-            await abort(context, FailedPrecondition("no subscription"))
+            raise FailedPrecondition("no subscription")
         spec = request.sequence
         self.specs.append(spec)
         key = (spec.transfer_id, spec.epoch)
         if self.blocks_used + self._blocks(spec) > self.num_blocks:
-            await abort(context, ResourceExhausted("no blocks"))
+            raise ResourceExhausted("no blocks")
         self.reserved[key] = spec
         if request.mode == worker_pb2.ReserveRequest.MODE_PREFILL_HERE:
             self._begin(key, request.router_id, len(spec.known_token_ids), is_prefilled_here=True)
