@@ -255,3 +255,18 @@ async def test_every_request_is_told_from_received_to_finished(cluster: Cluster)
     assert sorted(moments, key=lambda each: each.value) == sorted(Moment, key=lambda each: each.value)
     assert {event.request_id for event in events} == {"mine"}
     assert len({event.transfer_id for event in events}) == 1
+
+
+async def test_blocks_asked_for_count_before_a_worker_reports_them(model_dir: Path) -> None:
+    async with running(model_dir, num_decodes=2) as cluster:
+        for decode in cluster.decodes:
+            decode.hold_reserve.clear()
+        work = []
+        for prompt in ([1] * 200, [2], [3], [4]):
+            num_before = sum(decode.num_reserves for decode in cluster.decodes)
+            work.append(asyncio.ensure_future(cluster.client.generate(prompt, max_tokens=2)))
+            await until(lambda n=num_before: sum(d.num_reserves for d in cluster.decodes) == n + 1)  # type: ignore[misc]
+        assert sorted(decode.num_reserves for decode in cluster.decodes) == [1, 3]
+        for decode in cluster.decodes:
+            decode.hold_reserve.set()
+        await asyncio.gather(*work)
