@@ -8,29 +8,17 @@ see. Slots of the pool that were never written may hold NaN: no arithmetic touch
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 import torch
 from transformers import AttentionInterface
 
+from engine.attention_probe import AttentionProbe
 from engine.batch import DecodeGroup, PagedBatch, PrefillRows
 from engine.errors import UnsupportedModel
 
 ATTENTION_NAME = "pdserve_paged"
 _QUERY_TILE = 128
-# What models pass along that does not change the result here: rows are packed, and everything is causal.
-_HARMLESS = frozenset(
-    {
-        "dropout",
-        "is_causal",
-        "position_ids",
-        "cache_position",
-        "use_cache",
-        "output_attentions",
-        "output_hidden_states",
-        "output_router_logits",
-    }
-)
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,22 +29,6 @@ class AttentionRules:
     sliding_window: int | None = None  # a query sees so many keys, itself included
     softcap: float | None = None
     sinks: torch.Tensor | None = None  # [query heads]: a logit each that takes weight and gives nothing
-
-
-@dataclass(slots=True)
-class AttentionProbe:
-    """Takes the place of a batch at load: notes what each layer would pass, computes nothing."""
-
-    shapes: dict[int, tuple[int, int]] = field(default_factory=dict)  # layer → (KV heads, head size)
-
-    def note(self, layer: int, key: torch.Tensor, value: torch.Tensor, unknown: dict[str, object]) -> None:
-        if unknown:
-            raise UnsupportedModel(f"layer {layer}'s attention asks for {sorted(unknown)}, unknown here")
-        if key.shape != value.shape:
-            raise UnsupportedModel(
-                f"layer {layer}'s K and V heads differ in size: {key.shape[-1]} and {value.shape[-1]}"
-            )
-        self.shapes[layer] = (key.shape[1], key.shape[3])
 
 
 def paged_attention(
@@ -78,10 +50,9 @@ def paged_attention(
     if paged_batch is None:
         raise UnsupportedModel("the model does not pass keyword arguments on to its attention")
     if isinstance(paged_batch, AttentionProbe):
-        unknown = {name: v for name, v in others.items() if v is not None and name not in _HARMLESS}
-        if attention_mask is not None:
-            unknown["attention_mask"] = attention_mask
-        paged_batch.note(layer, key, value, unknown)
+        others["attention_mask"] = attention_mask
+        others.setdefault("is_causal", getattr(module, "is_causal", True))
+        paged_batch.note(layer, query, key, value, sliding_window, others)
         return torch.zeros_like(query).transpose(1, 2), None
     rules = AttentionRules(
         scaling=query.shape[-1] ** -0.5 if scaling is None else scaling,

@@ -3,6 +3,7 @@
 EngineError
 ├── ModelError           the model cannot be read or honoured; says which and why
 │   ├── ModelNotFound
+│   ├── BrokenModel
 │   └── UnsupportedModel
 ├── CannotFit            the sequence can never run here: too long for the pool or the context
 ├── NoRoom               not now: blocks or running places are all taken
@@ -24,6 +25,10 @@ class ModelNotFound(ModelError):
     """Nothing readable lies behind this model id."""
 
 
+class BrokenModel(ModelError):
+    """A file of the model is cut short or damaged; the message names it."""
+
+
 class UnsupportedModel(ModelError):
     """The paged attention cannot honour this architecture; the message names what it lacks."""
 
@@ -38,3 +43,9 @@ class NoRoom(EngineError):
 
 class IntegrityError(EngineError):
     """`check_integrity` found books that do not balance."""
+
+
+def first_line(error: Exception) -> str:
+    """What another library says, without its pages of advice."""
+    lines = str(error).strip().splitlines()
+    return lines[0] if lines else type(error).__name__

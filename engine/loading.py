@@ -2,22 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import cast
 
 import torch
 from transformers import AutoConfig, AutoModelForCausalLM, GenerationConfig, PreTrainedConfig
 
-from engine.attention import ATTENTION_NAME, AttentionProbe
+from engine.attention import ATTENTION_NAME
 from engine.config import ModelConfig
-from engine.errors import ModelError, UnsupportedModel
+from engine.errors import BrokenModel, ModelError, UnsupportedModel, first_line
 from engine.fingerprint import model_fingerprint
 from engine.layout import DTYPES, KVLayout
+from engine.model_probe import probe_model
 from engine.rotary import check_rotary
 from engine.weights import no_progress, resolve_model
-
-_PROBE_TOKENS = 3
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,72 +46,71 @@ class LoadedModel:
 
 
 def load_model(config: ModelConfig, progress: Callable[[str], None] = no_progress) -> LoadedModel:
-    """Raises ModelNotFound or UnsupportedModel; the message names what is missing."""
+    """Raises ModelError; the message names the file or what is missing."""
     folder = resolve_model(config.id, progress)
-    hf_config = AutoConfig.from_pretrained(folder)
+    hf_config = _config(folder)
     device = _device(config.device)
     dtype = _dtype(config.dtype, hf_config, device)
     max_model_len = _max_model_len(config.max_model_len, hf_config)
     check_rotary(_rope_parameters(hf_config), _context(hf_config), max_model_len)
     progress(f"loading {config.id} as {dtype} on {device}")
-    try:
-        module = AutoModelForCausalLM.from_pretrained(
-            folder, config=hf_config, dtype=DTYPES[dtype], attn_implementation=ATTENTION_NAME
-        )
-    except (KeyError, ValueError) as error:
-        raise UnsupportedModel(f"{hf_config.model_type} cannot run with our attention: {error}") from error
-    module.to(device)  # type: ignore[arg-type]  # transformers' decorator hides the method's own signature
-    module.eval().requires_grad_(False)  # type: ignore[no-untyped-call]
-    num_kv_heads, head_dim, vocab_size = _probe(module, hf_config, device)
+    module = _module(folder, hf_config, dtype)
+    module.to(device)
+    module.eval().requires_grad_(False)
+    shape = probe_model(module, hf_config, device)
     return LoadedModel(
         module=module,
         folder=folder,
         device=device,
         dtype=dtype,
         max_model_len=max_model_len,
-        vocab_size=vocab_size,
+        vocab_size=shape.vocab_size,
         eos_token_ids=_eos_token_ids(folder, hf_config),
         num_layers=hf_config.num_hidden_layers,
-        num_kv_heads=num_kv_heads,
-        head_dim=head_dim,
+        num_kv_heads=shape.num_kv_heads,
+        head_dim=shape.head_dim,
         fingerprint=model_fingerprint(folder, dtype),
     )
 
 
-@torch.inference_mode()
-def _probe(
-    module: torch.nn.Module, hf_config: PreTrainedConfig, device: torch.device
-) -> tuple[int, int, int]:
-    """Runs a few tokens through the model with an attention that only takes notes: KV heads, head size
-    and vocabulary. A layer that does not call it keeps its context elsewhere, where we could not reach it.
-    """
-    kind = hf_config.model_type
-    probe = AttentionProbe()
-    positions = torch.arange(_PROBE_TOKENS, device=device)[None]
+def _config(folder: Path) -> PreTrainedConfig:
     try:
-        logits = module(
-            input_ids=torch.zeros_like(positions),
-            position_ids=positions,
-            use_cache=False,
-            logits_to_keep=torch.tensor([_PROBE_TOKENS - 1], device=device),
-            paged_batch=probe,
-        ).logits
-    except UnsupportedModel as error:
-        raise UnsupportedModel(f"{kind}: {error}") from error
-    except (TypeError, KeyError, AttributeError, RuntimeError) as error:
-        raise UnsupportedModel(f"{kind} cannot run on packed rows with our attention: {error}") from error
-    missing = sorted(set(range(hf_config.num_hidden_layers)) - set(probe.shapes))
-    if missing:
+        hf_config: PreTrainedConfig = AutoConfig.from_pretrained(folder)
+    except Exception as error:  # every family's config checks itself in its own way
+        reason = first_line(error)
+        raise UnsupportedModel(f"transformers cannot use {folder / 'config.json'}: {reason}") from error
+    if hf_config.is_encoder_decoder:
         raise UnsupportedModel(
-            f"{kind}: layers {missing} do not call the attention interface: they are recurrent, "
-            "or bring an attention of their own"
+            f"{hf_config.model_type} is an encoder-decoder model; decoders are served here"
         )
-    if len(set(probe.shapes.values())) != 1:
-        raise UnsupportedModel(f"{kind}: layers differ in KV heads or head size: {probe.shapes}")
-    if logits.shape[:2] != (1, 1):
-        raise UnsupportedModel(f"{kind} does not give logits of chosen rows only")
-    (num_kv_heads, head_dim) = probe.shapes[0]
-    return num_kv_heads, head_dim, int(logits.shape[-1])
+    return hf_config
+
+
+def _module(folder: Path, hf_config: PreTrainedConfig, dtype: str) -> torch.nn.Module:
+    kind = hf_config.model_type
+    try:
+        # With output_loading_info it gives a pair, which its annotations do not say.
+        loaded: object = AutoModelForCausalLM.from_pretrained(
+            folder,
+            config=hf_config,
+            dtype=DTYPES[dtype],
+            attn_implementation=ATTENTION_NAME,
+            output_loading_info=True,
+        )
+    except KeyError as error:
+        if error.args != (ATTENTION_NAME,):
+            raise UnsupportedModel(f"{kind} in {folder} cannot be built: {error} is missing") from error
+        raise UnsupportedModel(
+            f"{kind} brings attentions of its own, chosen by name, and does not call the attention interface"
+        ) from error
+    except Exception as error:  # the family's own code, written for other attentions
+        reason = first_line(error)
+        raise UnsupportedModel(f"{kind} in {folder} cannot run with our attention: {reason}") from error
+    module, report = cast("tuple[torch.nn.Module, Mapping[str, Collection[str]]]", loaded)
+    missing = sorted(report["missing_keys"])
+    if missing:  # transformers would fill them with random numbers
+        raise BrokenModel(f"the weights in {folder} lack {len(missing)} tensors of {kind}, like {missing[0]}")
+    return module
 
 
 def _device(wanted: str) -> torch.device:

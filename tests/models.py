@@ -10,30 +10,17 @@ import torch
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from transformers import AutoConfig, AutoModelForCausalLM
 
+from tests.families import FAMILIES
+
 VOCAB_SIZE = 512
 END_OF_TEXT, IM_START, IM_END, PAD = 508, 509, 510, 511
 MAX_LEN = 2048
-FAMILIES = ("llama", "mistral", "qwen2", "qwen3", "gpt2")
 
 _SPECIALS = {"<|endoftext|>": END_OF_TEXT, "<|im_start|>": IM_START, "<|im_end|>": IM_END, "<|pad|>": PAD}
 _TEMPLATE = (
     "{% for message in messages %}<|im_start|>{{ message['role'] }}\n{{ message['content'] }}<|im_end|>\n"
     "{% endfor %}{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
 )
-_LLAMA_LIKE: dict[str, object] = {
-    "hidden_size": 64,
-    "intermediate_size": 128,
-    "num_hidden_layers": 2,
-    "num_attention_heads": 4,
-    "num_key_value_heads": 2,
-    "head_dim": 16,
-    "max_position_embeddings": MAX_LEN,
-}
-_SHAPES: dict[str, dict[str, object]] = {
-    "gpt2": {"n_embd": 64, "n_layer": 2, "n_head": 4, "n_positions": MAX_LEN},
-    "mistral": {"sliding_window": 24},
-    "gemma2": {"query_pre_attn_scalar": 16, "sliding_window": 24},
-}
 
 
 def tiny_model(root: Path, family: str = "llama", *, seed: int = 0, **overrides: object) -> Path:
@@ -42,7 +29,7 @@ def tiny_model(root: Path, family: str = "llama", *, seed: int = 0, **overrides:
     The weights are spread wide enough that greedy output is neither constant nor full of ties.
     """
     folder = root / f"tiny-{family}-{seed}"
-    shape = ({} if family == "gpt2" else _LLAMA_LIKE) | _SHAPES.get(family, {}) | overrides
+    shape = {"n_positions" if family == "gpt2" else "max_position_embeddings": MAX_LEN}
     config = AutoConfig.for_model(
         family,
         vocab_size=VOCAB_SIZE,
@@ -50,7 +37,7 @@ def tiny_model(root: Path, family: str = "llama", *, seed: int = 0, **overrides:
         bos_token_id=None,
         eos_token_id=[END_OF_TEXT, IM_END],
         pad_token_id=PAD,
-        **shape,
+        **(shape | FAMILIES[family].config | overrides),
     )
     generator_state = torch.get_rng_state()
     torch.manual_seed(seed)

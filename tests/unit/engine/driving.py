@@ -10,9 +10,9 @@ from pathlib import Path
 import torch
 from transformers import AutoModelForCausalLM
 
-from engine.engine import Engine
+from engine.engine import BlockReservation, Engine
 from engine.noise import gumbel, noise_key
-from engine.request import NewToken, SequenceOutput, SequenceRequest
+from engine.request import NewToken, SequenceOutput, SequenceRequest, Until
 from engine.sampling import SamplingParams, StopConditions
 from tests.models import END_OF_TEXT
 
@@ -79,11 +79,38 @@ def generate(engine: Engine, *requests: SequenceRequest) -> list[list[int]]:
     return results
 
 
+def reserve(engine: Engine, item: SequenceRequest) -> BlockReservation:
+    ids = (*item.prompt_token_ids, *item.known_token_ids)
+    return engine.reserve(ids, item.stop.max_tokens - len(item.known_token_ids))
+
+
+def prefill(engine: Engine, item: SequenceRequest) -> tuple[NewToken, SequenceRequest]:
+    """The first token, with the blocks still held under the returned request's id."""
+    held = replace(item, sequence_id=f"{item.sequence_id}/p", until=Until.FIRST_TOKEN, hold_blocks=True)
+    engine.add(held)
+    (token,) = tokens_of(drain(engine)[held.sequence_id])
+    return token, held
+
+
+def hand_over(source: Engine, target: Engine, item: SequenceRequest) -> tuple[NewToken, BlockReservation]:
+    reservation = reserve(target, item)
+    first, held = prefill(source, item)
+    table = source.block_table(held.sequence_id)
+    assert len(table) == len(reservation.block_ids)
+    for index in range(reservation.num_cached_blocks, len(table)):
+        target.pool.block_view(reservation.block_ids[index])[:] = source.pool.block_view(table[index])
+    source.release_hold(held.sequence_id)
+    target.add_computed(item, reservation, first)
+    return first, reservation
+
+
 class Reference:
     """transformers' own forward over the whole sequence for every token: no cache, no batch, no paging."""
 
-    def __init__(self, folder: Path) -> None:
-        self.model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
+    def __init__(self, folder: Path, attention: str | None = None) -> None:
+        self.model = AutoModelForCausalLM.from_pretrained(
+            folder, dtype=torch.float32, attn_implementation=attention
+        )
 
     @torch.inference_mode()
     def scores(self, token_ids: Sequence[int]) -> torch.Tensor:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import pytest
 
-from tests.models import FAMILIES
 from tests.unit.engine.driving import generate, prompt, request
 
 BLOCK = 16
@@ -12,7 +11,7 @@ CHUNK = 48
 LENGTHS = (1, 2, BLOCK - 1, BLOCK, BLOCK + 1, 2 * BLOCK, CHUNK - 1, CHUNK, CHUNK + 1, 2 * CHUNK + 5)
 
 
-@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("family", ["llama", "mistral", "gpt2"])
 def test_a_batch_of_all_lengths_equals_generate(family, make_engine, reference):
     engine = make_engine(family, num_blocks=96)
     prompts = [prompt(length) for length in LENGTHS]
@@ -27,20 +26,6 @@ def test_alone_equals_generate_cold_and_warm(length, engine, reference):
     expected = reference("llama").generate(ids, 20)
     assert generate(engine, request(ids)) == [expected]
     assert generate(engine, request(ids)) == [expected]
-
-
-OTHER_FAMILIES = (
-    *("qwen3_moe", "gemma2", "gemma3_text", "phi3", "gpt_neox", "opt", "granite", "olmo2", "smollm3"),
-    *("cohere", "starcoder2", "gpt_oss", "glm4", "exaone4"),
-)
-
-
-@pytest.mark.parametrize("family", OTHER_FAMILIES)
-def test_further_families_follow_the_reference(family, make_engine, reference):
-    engine = make_engine(family)
-    prompts = [prompt(length) for length in (1, BLOCK, 3 * BLOCK + 1)]
-    for ids, output in zip(prompts, generate(engine, *(request(ids) for ids in prompts)), strict=True):
-        reference(family).assert_follows(ids, output)
 
 
 @pytest.mark.parametrize("num_known", [1, 5, BLOCK, 19])

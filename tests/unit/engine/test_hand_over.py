@@ -10,39 +10,13 @@ from pathlib import Path
 
 import pytest
 
-from engine.engine import BlockReservation, Engine
 from engine.errors import CannotFit, NoRoom
-from engine.request import NewToken, SequenceRequest, Until
+from engine.request import NewToken
 from engine.sampling import SamplingParams
-from tests.unit.engine.driving import drain, generate, prompt, request, tokens_of
+from tests.unit.engine.driving import drain, generate, hand_over, prompt, request, reserve, tokens_of
 
 BLOCK = 16
 DRAWING = SamplingParams(temperature=0.8, seed=5, repetition_penalty=1.1)
-
-
-def reserve(engine: Engine, item: SequenceRequest) -> BlockReservation:
-    ids = (*item.prompt_token_ids, *item.known_token_ids)
-    return engine.reserve(ids, item.stop.max_tokens - len(item.known_token_ids))
-
-
-def prefill(engine: Engine, item: SequenceRequest) -> tuple[NewToken, SequenceRequest]:
-    """The first token, with the blocks still held under the returned request's id."""
-    held = replace(item, sequence_id=f"{item.sequence_id}/p", until=Until.FIRST_TOKEN, hold_blocks=True)
-    engine.add(held)
-    (token,) = tokens_of(drain(engine)[held.sequence_id])
-    return token, held
-
-
-def hand_over(source: Engine, target: Engine, item: SequenceRequest) -> tuple[NewToken, BlockReservation]:
-    reservation = reserve(target, item)
-    first, held = prefill(source, item)
-    table = source.block_table(held.sequence_id)
-    assert len(table) == len(reservation.block_ids)
-    for index in range(reservation.num_cached_blocks, len(table)):
-        target.pool.block_view(reservation.block_ids[index])[:] = source.pool.block_view(table[index])
-    source.release_hold(held.sequence_id)
-    target.add_computed(item, reservation, first)
-    return first, reservation
 
 
 @pytest.mark.parametrize("length", [1, BLOCK - 1, BLOCK, BLOCK + 1, 2 * BLOCK, 2 * BLOCK + 1, 70])

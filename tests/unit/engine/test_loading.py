@@ -8,12 +8,10 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-import torch
 from pydantic import ValidationError
 from safetensors.torch import load_file, save_file
 
 from engine import converted, gguf
-from engine.attention import AttentionProbe
 from engine.config import EngineConfig, ModelConfig
 from engine.engine import Engine
 from engine.errors import ModelError, ModelNotFound, UnsupportedModel
@@ -33,31 +31,6 @@ def test_a_folder_is_loaded_as_it_is(tmp_path):
     assert (model.num_layers, model.num_kv_heads, model.head_dim) == (2, 2, 16)
     assert (model.dtype, model.max_model_len, model.vocab_size) == ("float32", 2048, 512)
     assert model.eos_token_ids == {END_OF_TEXT, IM_END}
-
-
-@pytest.mark.parametrize(
-    ("family", "reason"),
-    [
-        ("bloom", "do not call the attention interface"),
-        ("mamba", "do not call the attention interface"),
-        ("stablelm", "does not pass keyword arguments"),
-    ],
-)
-def test_what_our_attention_cannot_reach_is_refused_by_name(family, reason, tmp_path):
-    with pytest.raises(UnsupportedModel, match=reason) as caught:
-        load(tiny_model(tmp_path, family), max_model_len=512)
-    assert family in str(caught.value)
-
-
-def test_an_unknown_wish_of_an_attention_is_refused_by_name():
-    key = torch.zeros(1, 2, 3, 16)
-    with pytest.raises(UnsupportedModel, match="alibi_slopes"):
-        AttentionProbe().note(0, key, key, {"alibi_slopes": 1})
-
-
-def test_heads_that_differ_in_size_are_refused():
-    with pytest.raises(UnsupportedModel, match="16 and 8"):
-        AttentionProbe().note(0, torch.zeros(1, 2, 3, 16), torch.zeros(1, 2, 3, 8), {})
 
 
 @pytest.mark.parametrize("kind", ["dynamic", "longrope"])
