@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Protocol
 
 from engine.engine import Engine
+from engine.limits import check_named_ids
 from engine.loop import EngineLoop
 from engine.request import EngineLoad, NewToken, SequenceRequest
 from engine.reservations import BlockReservation
@@ -52,6 +53,7 @@ class Intake:
         self, engine: Engine, key: TransferKey, request: SequenceRequest, lease_s: float
     ) -> BlockReservation:
         """On the engine's thread. Raises NoRoom or CannotFit, FailedPrecondition for a key that was used."""
+        check_named_ids(engine.limits, request)
         tokens = (*request.prompt_token_ids, *request.known_token_ids)
         blocks = engine.reserve(tokens, request.stop.max_tokens - len(request.known_token_ids))
         self._requests[key] = request

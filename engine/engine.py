@@ -13,7 +13,7 @@ from engine.block_manager import BlockManager, BlockState
 from engine.config import EngineConfig, ModelConfig
 from engine.errors import CannotFit, IntegrityError
 from engine.kv_pool import AllocateMemory, KVPool, allocate_memory
-from engine.limits import check_fits, engine_limits
+from engine.limits import check_fits, check_named_ids, engine_limits
 from engine.loading import LoadedModel, load_model
 from engine.prefix import root_hash
 from engine.request import (
@@ -275,6 +275,7 @@ class Engine:
             raise ValueError(f"sequence id {request.sequence_id} is in use")
         if not request.prompt_token_ids:
             raise CannotFit("the prompt is empty")
+        check_named_ids(self.limits, request)
         known = request.known_token_ids
         check_fits(self.limits, (*request.prompt_token_ids, *known), request.stop.max_tokens - len(known))
 

@@ -8,7 +8,7 @@ from engine.config import DEFAULT_KV_CACHE_BYTES, EngineConfig
 from engine.errors import CannotFit, ModelError
 from engine.layout import KVLayout
 from engine.loading import LoadedModel
-from engine.request import EngineLimits
+from engine.request import EngineLimits, SequenceRequest
 
 
 def engine_limits(model: LoadedModel, config: EngineConfig, layout: KVLayout) -> EngineLimits:
@@ -40,3 +40,10 @@ def check_fits(limits: EngineLimits, token_ids: Sequence[int], max_new_tokens: i
         )
     if min(token_ids) < 0 or max(token_ids) >= limits.vocab_size:
         raise CannotFit(f"a token id is outside the vocabulary of {limits.vocab_size}")
+
+
+def check_named_ids(limits: EngineLimits, request: SequenceRequest) -> None:
+    """CannotFit if sampling or stopping names a token that there is not: it would fail a whole step."""
+    ids = [*request.stop.stop_token_ids, *(token_id for token_id, _ in request.sampling.logit_bias)]
+    if ids and (min(ids) < 0 or max(ids) >= limits.vocab_size):
+        raise CannotFit(f"a stop or bias id is outside the vocabulary of {limits.vocab_size}")

@@ -16,6 +16,8 @@ from engine.sampling import PositionLogprobs, SamplingParams, TokenLogprob
 
 # Most nuclei are found among the few best tokens, nearly all among the next; the rest cost a full sort.
 _NUCLEUS_GUESSES = (256, 8192)
+# Below it scores overflow; at it the best token is drawn already.
+_MIN_TEMPERATURE = 1e-6
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,7 +82,8 @@ def _adjust(score: torch.Tensor, row: SampleRow) -> None:
 def _perturb(scores: torch.Tensor, rows: Sequence[SampleRow]) -> torch.Tensor:
     """Temperature, cuts and noise on [R, V]."""
     device = scores.device
-    scores = scores / torch.tensor([[row.params.temperature] for row in rows], device=device)
+    temperatures = [[max(row.params.temperature, _MIN_TEMPERATURE)] for row in rows]
+    scores = scores / torch.tensor(temperatures, device=device)
     for i, row in enumerate(rows):
         _cut(scores[i], row.params)
     keys = torch.tensor([[noise_key(row.params.seed, row.position)] for row in rows], device=device)

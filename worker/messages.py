@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 from engine.layout import KVLayout
 from engine.request import EngineLimits, EngineLoad, NewToken, PrefillReport, SequenceRequest, Until
 from engine.sampling import FinishReason, PositionLogprobs, SamplingParams, StopConditions, TokenLogprob
@@ -51,7 +53,7 @@ def sequence_request(
 def _sampling(params: generation_pb2.SamplingParams, output: generation_pb2.OutputOptions) -> SamplingParams:
     if not params.HasField("seed"):
         raise InvalidArgument("a sequence needs a seed")
-    return SamplingParams(
+    sampling = SamplingParams(
         temperature=params.temperature if params.HasField("temperature") else 1.0,
         top_k=params.top_k or None,
         top_p=params.top_p if params.HasField("top_p") else 1.0,
@@ -63,6 +65,23 @@ def _sampling(params: generation_pb2.SamplingParams, output: generation_pb2.Outp
         logit_bias=tuple(sorted(params.logit_bias.items())),
         num_logprobs=output.logprobs if output.HasField("logprobs") else None,
     )
+    _check_sampling(sampling)
+    return sampling
+
+
+def _check_sampling(sampling: SamplingParams) -> None:
+    """One row that cannot be computed would fail its step, and with it the sequences of others."""
+    is_sound = (
+        0 <= sampling.temperature < math.inf
+        and (sampling.top_k or 0) >= 0
+        and 0 < sampling.top_p <= 1
+        and 0 <= sampling.min_p <= 1
+        and 0 < sampling.repetition_penalty < math.inf
+        and math.isfinite(sampling.presence_penalty + sampling.frequency_penalty)
+        and all(math.isfinite(bias) for _, bias in sampling.logit_bias)
+    )
+    if not is_sound:
+        raise InvalidArgument(f"no router lets such sampling parameters through: {sampling}")
 
 
 def _stop(stop: generation_pb2.StopConditions) -> StopConditions:

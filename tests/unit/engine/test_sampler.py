@@ -71,6 +71,15 @@ def test_a_row_draws_the_same_token_alone_and_among_others():
     assert [sample(logits[i : i + 1], [rows[i]])[0] for i in range(8)] == together
 
 
+@pytest.mark.parametrize("temperature", [1e-45, 1e-38, 1e-9, 3e38])
+def test_every_temperature_leaves_something_to_draw(temperature: float):
+    logits = 50 * torch.randn(20, VOCAB)
+    drawn = sample(logits, [row(SamplingParams(temperature=temperature, seed=i)) for i in range(20)])
+    tokens = [s.token_id for s in drawn]
+    assert None not in tokens
+    assert temperature > 1 or tokens == logits.argmax(-1).tolist()
+
+
 def test_top_k_draws_among_the_k_best():
     logits = torch.linspace(0, 1, VOCAB)
     counts = draw_many(logits, SamplingParams(temperature=5.0, top_k=3), 400)
