@@ -19,12 +19,17 @@ MAX_STOP_STRING_BYTES = 1024
 MAX_STOP_TOKEN_IDS = 1024
 MAX_LOGIT_BIASES = 1024
 MAX_LOGPROBS = 20
+MAX_CHAT_MESSAGES = 4096
+# Beyond these float32 scores overflow, and there is nothing left to draw.
+MAX_LOGIT_BIAS = 1e9
+REPETITION_PENALTIES = (0.001, 1000.0)
 
 
 @dataclass(frozen=True, slots=True)
 class RequestBounds:
     model: str
     vocab_size: int
+    eos_token_ids: frozenset[int]
     max_prompt_bytes: int
     max_n: int
 
@@ -62,9 +67,11 @@ def _check_prompt(message: generation_pb2.GenerateRequest, bounds: RequestBounds
         _check_size("prompt.token_ids", 4 * len(ids), bounds)
         _check_ids("prompt.token_ids", ids, bounds)
     else:
-        _require(len(message.chat.messages) > 0, "prompt.chat: has no messages")
-        _require(all(each.role for each in message.chat.messages), "prompt.chat: a message has no role")
-        size = sum(len(each.role.encode()) + len(each.content.encode()) for each in message.chat.messages)
+        messages = message.chat.messages
+        _require(len(messages) > 0, "prompt.chat: has no messages")
+        _require(len(messages) <= MAX_CHAT_MESSAGES, f"prompt.chat: over {MAX_CHAT_MESSAGES} messages")
+        _require(all(each.role for each in messages), "prompt.chat: a message has no role")
+        size = sum(len(each.role.encode()) + len(each.content.encode()) for each in messages)
         _check_size("prompt.chat", size, bounds)
 
 
@@ -91,14 +98,13 @@ def _check_sampling(sampling: generation_pb2.SamplingParams, bounds: RequestBoun
         _require(sampling.top_p > 0.0, "sampling.top_p: must be above 0")
     _check_range("sampling.min_p", sampling.min_p, 0.0, 1.0)
     if sampling.HasField("repetition_penalty"):
-        _check_range("sampling.repetition_penalty", sampling.repetition_penalty, 0.0, math.inf)
-        _require(sampling.repetition_penalty > 0.0, "sampling.repetition_penalty: must be above 0")
+        _check_range("sampling.repetition_penalty", sampling.repetition_penalty, *REPETITION_PENALTIES)
     _check_range("sampling.presence_penalty", sampling.presence_penalty, -2.0, 2.0)
     _check_range("sampling.frequency_penalty", sampling.frequency_penalty, -2.0, 2.0)
     _require(len(sampling.logit_bias) <= MAX_LOGIT_BIASES, f"sampling.logit_bias: over {MAX_LOGIT_BIASES}")
     _check_ids("sampling.logit_bias", sampling.logit_bias, bounds)
     for bias in sampling.logit_bias.values():
-        _check_range("sampling.logit_bias", bias, -math.inf, math.inf)
+        _check_range("sampling.logit_bias", bias, -MAX_LOGIT_BIAS, MAX_LOGIT_BIAS)
     if sampling.HasField("structured"):
         raise Unimplemented("sampling.structured: structured output is not there yet")
 
@@ -124,6 +130,9 @@ def _check_stop(stop: generation_pb2.StopConditions, bounds: RequestBounds) -> N
         len(stop.stop_token_ids) <= MAX_STOP_TOKEN_IDS, f"stop.stop_token_ids: over {MAX_STOP_TOKEN_IDS} ids"
     )
     _check_ids("stop.stop_token_ids", stop.stop_token_ids, bounds)
+    # EOS is banned with them: one token must be left besides.
+    is_free = stop.min_tokens == 0 or len(set(stop.stop_token_ids) | bounds.eos_token_ids) < bounds.vocab_size
+    _require(is_free, "stop.stop_token_ids: min_tokens would leave nothing to draw")
 
 
 def _check_output(output: generation_pb2.OutputOptions) -> None:

@@ -34,7 +34,13 @@ class Intake:
         self._table = table
         self._listener = listener
         self._max_positions = folder.max_positions
-        self._bounds = RequestBounds(config.model, folder.vocab_size, config.max_prompt_bytes, config.max_n)
+        self._bounds = RequestBounds(
+            model=config.model,
+            vocab_size=folder.vocab_size,
+            eos_token_ids=frozenset(folder.eos_token_ids),
+            max_prompt_bytes=config.max_prompt_bytes,
+            max_n=config.max_n,
+        )
 
     @property
     def max_model_len(self) -> int:

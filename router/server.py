@@ -12,10 +12,9 @@ from typing_extensions import Self
 from router.router import Router
 from router.service import AdminService, GenerationService
 
-_MAX_MESSAGE_BYTES = 64 << 20
+# Beyond what is taken, so that a request that is too large is refused by name and not by gRPC.
+_MIN_MESSAGE_LIMIT_BYTES = 16 << 20
 _OPTIONS = (
-    # Above max_prompt_bytes, so that a prompt that is too long is refused by name.
-    ("grpc.max_receive_message_length", _MAX_MESSAGE_BYTES),
     ("grpc.max_send_message_length", -1),
     # Two routers on one port would each get some of the clients.
     ("grpc.so_reuseport", 0),
@@ -37,10 +36,12 @@ class RouterServer:
         self.address = ""
         self._health = health.aio.HealthServicer()  # type: ignore[attr-defined]
         self._changed = asyncio.Event()
-        self._server = grpc.aio.server(options=_OPTIONS)
+        self._generation = GenerationService(router)
+        limit = max(_MIN_MESSAGE_LIMIT_BYTES, 2 * self._generation.max_request_bytes)
+        self._server = grpc.aio.server(options=(*_OPTIONS, ("grpc.max_receive_message_length", limit)))
 
     async def __aenter__(self) -> Self:
-        generation, admin = GenerationService(self.router), AdminService(self.router)
+        generation, admin = self._generation, AdminService(self.router)
         for service in (generation, admin):
             handler = grpc.method_handlers_generic_handler(service.NAME, service.handlers())
             self._server.add_generic_rpc_handlers((handler,))

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import grpc
 
 from pdserve.v1 import cluster_pb2, generation_pb2
-from pdserve.v1.errors import from_rpc_error
+from pdserve.v1.errors import DeadlineExceeded, Unavailable, from_rpc_error
 from router import wire
 from router.deadline import Deadline
 from router.outputs import Delta, Finished, Output, Started
@@ -22,6 +22,8 @@ if TYPE_CHECKING:
 
 # gRPC speaks of "no deadline" as of one in some hundred years.
 _NO_DEADLINE_S = 10 * 365 * 86400.0
+# The controller answers each of these calls at once.
+_CONTROL_TIMEOUT_S = 10.0
 
 
 class GenerationService:
@@ -30,10 +32,16 @@ class GenerationService:
     def __init__(self, router: Router) -> None:
         self._router = router
 
+    @property
+    def max_request_bytes(self) -> int:
+        """What the longest prompt takes on the wire, whichever way it is given, and all other fields."""
+        return self._router.config.max_prompt_bytes * 5 // 4 + (1 << 20)
+
     def handlers(self) -> wire.Handlers:
+        request, limit = generation_pb2.GenerateRequest, self.max_request_bytes
         return {
-            "Generate": wire.unary(generation_pb2.GenerateRequest, self.generate),
-            "GenerateStream": wire.server_stream(generation_pb2.GenerateRequest, self.generate_stream),
+            "Generate": wire.unary(request, self.generate, limit),
+            "GenerateStream": wire.server_stream(request, self.generate_stream, limit),
             "GetModel": wire.unary(generation_pb2.GetModelRequest, self.get_model),
         }
 
@@ -86,15 +94,19 @@ class AdminService:
 
 
 def _proxied(
-    kind: type[wire.M], method: Callable[[wire.M], Awaitable[cluster_pb2.ClusterSnapshot]]
+    kind: type[wire.M], method: Callable[..., Awaitable[cluster_pb2.ClusterSnapshot]]
 ) -> wire.Handler:
     async def answer(
         message: wire.M, context: wire.Context[wire.M, cluster_pb2.ClusterSnapshot]
     ) -> cluster_pb2.ClusterSnapshot:
         try:
-            return await method(message)
-        except grpc.aio.AioRpcError as error:
-            raise from_rpc_error(error) from error
+            return await method(message, timeout=_CONTROL_TIMEOUT_S)
+        except grpc.aio.AioRpcError as failure:
+            error = from_rpc_error(failure)
+            if isinstance(error, Unavailable | DeadlineExceeded):
+                silence = f"the controller does not answer: {error.message}"
+                raise Unavailable(silence, reason="CONTROLLER_LOST") from failure
+            raise error from failure
 
     return wire.unary(kind, answer)
 

@@ -1,7 +1,8 @@
 """gRPC method handlers of the router's fronts: parse failures and errors become statuses here, and only here.
 
 A message that cannot be parsed (invalid UTF-8, a cut length) is the client's mistake: gRPC would call it
-INTERNAL, so the deserializer hands the failure on as a value.
+INTERNAL, so the deserializer hands the failure on as a value. Nor is one parsed that is too large to be
+right: millions of empty parts would take a hundred times their size, and the event loop for seconds.
 """
 
 from __future__ import annotations
@@ -28,8 +29,8 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
-# gRPC bounds what a status may carry (8 KiB of metadata, the message in it twice).
-MAX_ERROR_CHARS = 500
+# For messages that hold no prompt.
+SMALL_MESSAGE_BYTES = 64 << 10
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,18 +38,24 @@ class Malformed:
     complaint: str
 
 
-def unary(kind: type[M], answer: Callable[[M, Context[M, R]], Awaitable[R]]) -> Handler:
+def unary(
+    kind: type[M],
+    answer: Callable[[M, Context[M, R]], Awaitable[R]],
+    max_bytes: int = SMALL_MESSAGE_BYTES,
+) -> Handler:
     async def handle(message: M | Malformed, context: Context[M, R]) -> R:
         async with answering(context):
             return await answer(_well_formed(message), context)
 
     method: grpc.RpcMethodHandler[M, R] = grpc.unary_unary_rpc_method_handler(
-        handle, request_deserializer=_parser(kind), response_serializer=_serialize
+        handle, request_deserializer=_parser(kind, max_bytes), response_serializer=_serialize
     )
     return cast("Handler", method)
 
 
-def server_stream(kind: type[M], answer: Callable[[M, Context[M, R]], Awaitable[None]]) -> Handler:
+def server_stream(
+    kind: type[M], answer: Callable[[M, Context[M, R]], Awaitable[None]], max_bytes: int
+) -> Handler:
     """`answer` writes to the context."""
 
     async def handle(message: M | Malformed, context: Context[M, R]) -> None:
@@ -56,7 +63,7 @@ def server_stream(kind: type[M], answer: Callable[[M, Context[M, R]], Awaitable[
             await answer(_well_formed(message), context)
 
     method: grpc.RpcMethodHandler[M, R] = grpc.unary_stream_rpc_method_handler(
-        handle, request_deserializer=_parser(kind), response_serializer=_serialize
+        handle, request_deserializer=_parser(kind, max_bytes), response_serializer=_serialize
     )
     return cast("Handler", method)
 
@@ -65,8 +72,10 @@ def _serialize(message: Message) -> bytes:
     return message.SerializeToString()
 
 
-def _parser(kind: type[M]) -> Callable[[bytes], M | Malformed]:
+def _parser(kind: type[M], max_bytes: int) -> Callable[[bytes], M | Malformed]:
     def parse(raw: bytes) -> M | Malformed:
+        if len(raw) > max_bytes:
+            return Malformed(f"a {kind.DESCRIPTOR.name} of {len(raw)} bytes: at most {max_bytes} are taken")
         try:
             return kind.FromString(raw)
         except DecodeError as error:
@@ -97,8 +106,5 @@ async def answering(context: Context[M, R]) -> AsyncIterator[None]:
 
 
 async def _abort(context: Context[M, R], error: PdserveError) -> None:
-    if len(error.message) > MAX_ERROR_CHARS:
-        message = error.message[:MAX_ERROR_CHARS] + "…"
-        error = type(error)(message, reason=error.reason, retry_after_s=error.retry_after_s)
     status = to_status(error)
     await context.abort(status.code, status.details, status.trailing_metadata)

@@ -9,7 +9,7 @@ from pdserve.v1 import generation_pb2
 from pdserve.v1.errors import InvalidArgument, NotFound, Unimplemented
 from router.checks import RequestBounds, check_request, resolve_max_tokens
 
-BOUNDS = RequestBounds(model="tiny", vocab_size=512, max_prompt_bytes=1000, max_n=4)
+BOUNDS = RequestBounds("tiny", vocab_size=512, eos_token_ids=frozenset({508}), max_prompt_bytes=1000, max_n=4)
 Message = generation_pb2.GenerateRequest
 
 
@@ -46,6 +46,11 @@ def chat(*messages: tuple[str, str]) -> Callable[[Message], None]:
     return lambda message: message.chat.CopyFrom(generation_pb2.Chat(messages=made))
 
 
+def ban_all(message: Message) -> None:
+    message.stop.min_tokens = 1
+    message.stop.stop_token_ids.extend(set(range(512)) - BOUNDS.eos_token_ids)
+
+
 @pytest.mark.parametrize(
     ("change", "names"),
     [
@@ -58,6 +63,7 @@ def chat(*messages: tuple[str, str]) -> Callable[[Message], None]:
         (chat(), "prompt.chat"),
         (chat(("", "hi")), "prompt.chat"),
         (chat(("user", "é" * 600)), "prompt.chat"),
+        (chat(*[("a", "")] * 4097), "prompt.chat"),
         (spoil("n", 0), "n"),
         (spoil("n", 5), "n"),
         (spoil("request_id", "x" * 1025), "request_id"),
@@ -76,10 +82,14 @@ def chat(*messages: tuple[str, str]) -> Callable[[Message], None]:
         (spoil("sampling.top_k", -1), "sampling.top_k"),
         (spoil("sampling.min_p", 1.5), "sampling.min_p"),
         (spoil("sampling.repetition_penalty", 0.0), "sampling.repetition_penalty"),
+        (spoil("sampling.repetition_penalty", 1e-38), "sampling.repetition_penalty"),
+        (spoil("sampling.repetition_penalty", 3e38), "sampling.repetition_penalty"),
         (spoil("sampling.presence_penalty", 3.0), "sampling.presence_penalty"),
         (spoil("sampling.frequency_penalty", math.nan), "sampling.frequency_penalty"),
         (lambda message: message.sampling.logit_bias.update({512: 1.0}), "sampling.logit_bias"),
         (lambda message: message.sampling.logit_bias.update({1: math.nan}), "sampling.logit_bias"),
+        (lambda message: message.sampling.logit_bias.update({1: 3e38}), "sampling.logit_bias"),
+        (ban_all, "stop.stop_token_ids"),
         (spoil("output.logprobs", 21), "output.logprobs"),
     ],
 )
