@@ -19,14 +19,19 @@ set, google.rpc.RetryInfo.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import ClassVar, cast
 
 import grpc
 from google.protobuf import any_pb2, duration_pb2
+from google.protobuf.message import DecodeError
 from google.rpc import error_details_pb2, status_pb2
 from grpc_status import rpc_status
 
 DOMAIN = "pdserve"
+# gRPC drops a status of more than 8 KiB, and the message is in it twice: percent-encoded (3 bytes for one)
+# and in base64.
+MAX_MESSAGE_BYTES = 1024
 
 
 class PdserveError(Exception):
@@ -35,7 +40,9 @@ class PdserveError(Exception):
     code: ClassVar[grpc.StatusCode] = grpc.StatusCode.UNKNOWN
     default_reason: ClassVar[str] = "UNKNOWN"
 
-    def __init__(self, message: str, *, reason: str | None = None, retry_after_s: float | None = None) -> None:
+    def __init__(
+        self, message: str, *, reason: str | None = None, retry_after_s: float | None = None
+    ) -> None:
         super().__init__(message)
         self.message = message
         self.reason = reason or self.default_reason
@@ -122,8 +129,8 @@ def from_code(number: int, message: str) -> PdserveError:
 
 
 def to_status(error: PdserveError) -> grpc.Status:
-    """What `context.abort_with_status` takes."""
-    status = status_pb2.Status(code=error.code.value[0], message=error.message)
+    """What `context.abort_with_status` takes. A message that is too long to be sent is cut."""
+    status = status_pb2.Status(code=error.code.value[0], message=_sendable(error.message))
     info = any_pb2.Any()
     info.Pack(error_details_pb2.ErrorInfo(reason=error.reason, domain=DOMAIN))
     status.details.append(info)
@@ -136,15 +143,20 @@ def to_status(error: PdserveError) -> grpc.Status:
     return rpc_status.to_status(status)
 
 
+def _sendable(message: str) -> str:
+    raw = message.encode(errors="replace")
+    if len(raw) <= MAX_MESSAGE_BYTES:
+        return raw.decode()
+    return raw[:MAX_MESSAGE_BYTES].decode(errors="ignore") + "…"
+
+
 def from_rpc_error(error: grpc.RpcError) -> PdserveError:
     """The typed error behind a failed call, whether or not its details are ours."""
     kind = _BY_CODE.get(error.code(), Internal)
     message = error.details() or error.code().name
     reason: str | None = None
     retry_after_s: float | None = None
-    # What a failed call raises is a Call as well; the stubs do not say so.
-    status = rpc_status.from_call(cast("grpc.Call", error))
-    for detail in status.details if status is not None else ():
+    for detail in _details(error):
         if detail.Is(error_details_pb2.ErrorInfo.DESCRIPTOR):
             info = error_details_pb2.ErrorInfo()
             detail.Unpack(info)
@@ -154,3 +166,13 @@ def from_rpc_error(error: grpc.RpcError) -> PdserveError:
             detail.Unpack(retry)
             retry_after_s = retry.retry_delay.ToMilliseconds() / 1000
     return kind(message, reason=reason, retry_after_s=retry_after_s)
+
+
+def _details(error: grpc.RpcError) -> Sequence[any_pb2.Any]:
+    """None where a stranger on the way gave details that contradict the status, or are none."""
+    try:
+        # What a failed call raises is a Call as well; the stubs do not say so.
+        status = rpc_status.from_call(cast("grpc.Call", error))
+    except (ValueError, DecodeError):
+        return ()
+    return status.details if status is not None else ()
