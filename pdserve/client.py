@@ -13,7 +13,7 @@ from typing import TypeVar
 import grpc
 from typing_extensions import Self, Unpack
 
-from pdserve.requests import GenerateOptions, Prompt, build_request, put
+from pdserve.requests import GenerateOptions, Prompt, build_request, put, time_limit
 from pdserve.results import (
     ChatMessage,
     Cluster,
@@ -127,7 +127,7 @@ class Client:
     ) -> Generation:
         """The whole answer. `timeout` (seconds) is the request's time limit, the server's default if None."""
         request = build_request(prompt, options)
-        return generation_of(await _answer(self._generation.Generate(request, timeout=timeout)))
+        return generation_of(await _answer(self._generation.Generate(request, timeout=time_limit(timeout))))
 
     async def generate_stream(
         self, prompt: Prompt, *, timeout: float | None = None, **options: Unpack[GenerateOptions]
@@ -136,7 +136,7 @@ class Client:
 
         Closing the iterator (`aclose`, or `contextlib.aclosing` around it) cancels the request.
         """
-        call = self._generation.GenerateStream(build_request(prompt, options), timeout=timeout)
+        call = self._generation.GenerateStream(build_request(prompt, options), timeout=time_limit(timeout))
         try:
             async for message in call:
                 yield event_of(message)
@@ -147,17 +147,17 @@ class Client:
 
     async def get_model(self, *, timeout: float | None = None) -> Model:
         request = generation_pb2.GetModelRequest()
-        return model_of(await _answer(self._generation.GetModel(request, timeout=timeout)))
+        return model_of(await _answer(self._generation.GetModel(request, timeout=time_limit(timeout))))
 
     async def get_cluster(self, *, timeout: float | None = None) -> Cluster:
         request = cluster_pb2.GetClusterRequest()
-        return cluster_of(await _answer(self._admin.GetCluster(request, timeout=timeout)))
+        return cluster_of(await _answer(self._admin.GetCluster(request, timeout=time_limit(timeout))))
 
     async def scale_pool(self, role: Role, target: int, *, timeout: float | None = None) -> Cluster:
         """Set a pool's target. The answer comes at once; later snapshots show the way there."""
         request = cluster_pb2.ScalePoolRequest(role=f"ROLE_{role.name}")
         put(request, "target", target)
-        return cluster_of(await _answer(self._admin.ScalePool(request, timeout=timeout)))
+        return cluster_of(await _answer(self._admin.ScalePool(request, timeout=time_limit(timeout))))
 
     async def drain_worker(
         self,
@@ -171,7 +171,7 @@ class Client:
         request = cluster_pb2.DrainWorkerRequest(worker_id=worker_id, replace=replace)
         if drain_timeout_s is not None:
             put(request, "timeout_ms", max(1, round(drain_timeout_s * 1000)))
-        return cluster_of(await _answer(self._admin.DrainWorker(request, timeout=timeout)))
+        return cluster_of(await _answer(self._admin.DrainWorker(request, timeout=time_limit(timeout))))
 
 
 async def _answer(call: Awaitable[T]) -> T:

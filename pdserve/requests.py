@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 
 from google.protobuf.message import Message
@@ -13,6 +14,8 @@ from pdserve.v1.errors import InvalidArgument
 
 Prompt = str | Sequence[int] | Sequence[ChatMessage] | Sequence[Mapping[str, str]]
 """Text, token ids, or the messages of a chat."""
+
+LONGEST_TIMEOUT_S = 10 * 365 * 86400.0
 
 
 class GenerateOptions(TypedDict, total=False):
@@ -60,6 +63,10 @@ _HOME = {
 
 
 def build_request(prompt: Prompt, options: GenerateOptions) -> generation_pb2.GenerateRequest:
+    """None is as good as left out. Raises InvalidArgument; TypeError for a keyword that there is not."""
+    unknown = options.keys() - GenerateOptions.__annotations__.keys()
+    if unknown:
+        raise TypeError(f"unknown keyword: {', '.join(sorted(unknown))}")
     request = generation_pb2.GenerateRequest()
     _put_prompt(request, prompt, options.get("add_generation_prompt"))
     for home, names in _HOME.items():
@@ -68,12 +75,25 @@ def build_request(prompt: Prompt, options: GenerateOptions) -> generation_pb2.Ge
             value = options.get(name)
             if value is not None:
                 put(message, name, value)
-    stop = options.get("stop", ())
-    _extend("stop", request.stop.stop, (stop,) if isinstance(stop, str) else stop)
-    _extend("stop_token_ids", request.stop.stop_token_ids, options.get("stop_token_ids", ()))
-    bias = options.get("logit_bias", {})
-    encode("logit_bias", lambda: request.sampling.logit_bias.update(bias))
+    stop = options.get("stop")
+    if stop is not None:
+        _extend("stop", request.stop.stop, (stop,) if isinstance(stop, str) else stop)
+    stop_token_ids = options.get("stop_token_ids")
+    if stop_token_ids is not None:
+        _extend("stop_token_ids", request.stop.stop_token_ids, stop_token_ids)
+    bias = options.get("logit_bias")
+    if bias is not None:
+        encode("logit_bias", lambda: request.sampling.logit_bias.update(bias))
     return request
+
+
+def time_limit(timeout: float | None) -> float | None:
+    """For gRPC, which takes what is too large for it as a deadline that has passed. None: none was set."""
+    if timeout is None or timeout > LONGEST_TIMEOUT_S:
+        return None
+    if math.isnan(timeout):
+        raise InvalidArgument("timeout: is not a number")
+    return timeout
 
 
 def put(message: Message, name: str, value: object) -> None:
@@ -96,6 +116,9 @@ def _extend(name: str, field: object, values: Sequence[object]) -> None:
 def _put_prompt(request: generation_pb2.GenerateRequest, prompt: Prompt, add_opening: bool | None) -> None:
     if isinstance(prompt, str):
         put(request, "text", prompt)
+    elif not isinstance(prompt, Sequence) or isinstance(prompt, bytes | bytearray | memoryview):
+        kind = type(prompt).__name__
+        raise InvalidArgument(f"prompt: is text, token ids, or the messages of a chat, and no {kind}")
     elif prompt and all(isinstance(part, ChatMessage | Mapping) for part in prompt):
         for part in prompt:
             message = request.chat.messages.add()
