@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import time
 from collections.abc import Callable, Collection, Coroutine, Mapping
 from typing import TypeVar
 
@@ -46,6 +47,10 @@ _CHANNEL_OPTIONS = (
 )
 
 
+# How long a prefill worker's report of its queue is believed. It comes with the worker's answers only.
+_REPORT_HOLDS_S = 1.0
+
+
 class Worker:
     def __init__(
         self,
@@ -73,6 +78,7 @@ class Worker:
         self._on_room = on_room
         self._timeout_s = timeout_s
         self._others_tokens = 0
+        self._reported_at = 0.0
         self._connected = asyncio.Event()
         self._is_subscribed = False
         self._calls: set[asyncio.Task[object]] = set()
@@ -124,8 +130,12 @@ class Worker:
             self._on_change()
 
     def prefill_view(self) -> PrefillView:
+        """What others were said to have there is forgotten soon: where no news comes, it would be true for
+        ever, and a cancelled prompt of this router may be among it."""
         out = self.outstanding_tokens
-        return PrefillView(self.info.instance_id, out, out + self._others_tokens, self.last_chosen)
+        is_fresh = time.monotonic() - self._reported_at < _REPORT_HOLDS_S
+        queued = out + (self._others_tokens if is_fresh else 0)
+        return PrefillView(self.info.instance_id, out, queued, self.last_chosen)
 
     def decode_view(self) -> DecodeView:
         """Nothing reported yet: it is new, so all its blocks are free."""
@@ -142,6 +152,7 @@ class Worker:
     def note_load(self, message: cluster_pb2.WorkerLoad) -> None:
         """A worker's own report. Prompt tokens beyond those of this router are another router's."""
         before, self.load = self.load, load_of(message)
+        self._reported_at = time.monotonic()
         self._others_tokens = max(0, self.load.queued_prompt_tokens - self.outstanding_tokens)
         if before is None or self.load.has_more_room_than(before):
             self._on_room()
