@@ -13,34 +13,64 @@ from contextlib import contextmanager
 from hashlib import blake2b
 from pathlib import Path
 
+from engine.errors import ModelError
+from engine.manifest import damage, write_manifest
+
 # Goes up whenever the same file would give another folder.
 _CONVERTER_VERSION = 1
 _SAMPLE_BYTES = 2**20
 
 
 def convert_gguf(path: Path, progress: Callable[[str], None]) -> Path:
-    """The folder made of this file, now or earlier. Parallel callers share one conversion."""
+    """The folder made of this file, now or earlier. Parallel callers share one conversion; a folder that is
+    not what was written is made again. Raises ModelError.
+    """
     root = cache_root()
-    root.mkdir(parents=True, exist_ok=True)
-    folder = root / f"{path.stem}-{_file_key(path)}"
-    if folder.is_dir():
+    try:
+        root.mkdir(parents=True, exist_ok=True)
+        folder = root / f"{path.stem}-{_file_key(path)}"
+    except OSError as error:
+        raise ModelError(f"{path} cannot be read, or {root} not be made: {error}") from error
+    if damage(folder) is None:
         return folder
     progress(f"waiting for {path.name} to be converted")
     with _locked(root / f"{folder.name}.lock"):
-        if folder.is_dir():
+        reason = damage(folder)
+        if reason is None:
             return folder
+        if folder.exists():
+            progress(f"{folder} is made again: {reason}")
         progress(f"converting {path.name} to safetensors (once)")
         for left_over in root.glob(f"{folder.name}.*/"):  # of a process that died; we hold the lock
             shutil.rmtree(left_over, ignore_errors=True)
-        unfinished = Path(tempfile.mkdtemp(prefix=f"{folder.name}.", dir=root))
-        try:
-            from engine.gguf import write_folder  # seconds of imports, for a miss only
-
-            write_folder(path, unfinished)
-            unfinished.rename(folder)
-        finally:
-            shutil.rmtree(unfinished, ignore_errors=True)
+        _convert(path, folder)
     return folder
+
+
+def _convert(path: Path, folder: Path) -> None:
+    """Nobody sees half of it, and an older folder stays until there is a new one: under the lock."""
+    _check_whole(path)
+    unfinished = Path(tempfile.mkdtemp(prefix=f"{folder.name}.", dir=folder.parent))
+    damaged = unfinished.with_name(f"{unfinished.name}.damaged")
+    try:
+        from engine.gguf import write_folder  # seconds of imports, for a miss only
+
+        write_folder(path, unfinished)
+        write_manifest(unfinished)
+        if folder.exists():
+            folder.rename(damaged)
+        unfinished.rename(folder)
+    finally:
+        shutil.rmtree(unfinished, ignore_errors=True)
+        shutil.rmtree(damaged, ignore_errors=True)
+
+
+def _check_whole(path: Path) -> None:
+    try:
+        from engine.gguf_file import check_gguf
+    except ImportError as error:
+        raise ModelError("reading a .gguf file takes: pip install 'pdserve[gguf]'") from error
+    check_gguf(path)
 
 
 def cache_root() -> Path:

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import json
-import struct
 from hashlib import blake2b
 from pathlib import Path
+
+from engine.safetensors_file import read_entries
 
 # Of each tensor; any training, merge or quantisation shows in the first bytes of some tensor.
 _SAMPLE_BYTES = 4096
@@ -30,16 +31,10 @@ def model_fingerprint(folder: Path, dtype: str) -> str:
 
 
 def _tensor_samples(path: Path) -> dict[str, bytes]:
-    """A safetensors file is: header length (u64, little-endian), JSON header, data."""
     samples: dict[str, bytes] = {}
     with path.open("rb") as file:
-        (header_bytes,) = struct.unpack("<Q", file.read(8))
-        header = json.loads(file.read(header_bytes))
-        header.pop("__metadata__", None)
-        for name, entry in header.items():
-            begin, end = entry["data_offsets"]
-            file.seek(8 + header_bytes + begin)
-            samples[name] = f"{entry['dtype']}{entry['shape']}".encode() + file.read(
-                min(_SAMPLE_BYTES, end - begin)
-            )
+        for name, entry in read_entries(path).items():
+            file.seek(entry.begin)
+            head = file.read(min(_SAMPLE_BYTES, entry.end - entry.begin))
+            samples[name] = f"{entry.dtype}{list(entry.shape)}".encode() + head
     return samples

@@ -5,13 +5,14 @@ from __future__ import annotations
 from pathlib import Path
 
 import torch
+from safetensors import SafetensorError
 from transformers import AutoModelForCausalLM, AutoTokenizer, GenerationConfig, GgufConfig
 
-from engine.errors import UnsupportedModel
+from engine.errors import ModelError, UnsupportedModel, first_line
 
 
 def write_folder(path: Path, folder: Path) -> None:
-    """Weights in bfloat16, tokenizer, chat template and generation config. Raises UnsupportedModel."""
+    """Weights in bfloat16, tokenizer, chat template and generation config. Raises ModelError."""
     source, name = str(path.parent), path.name
     try:
         tokenizer = AutoTokenizer.from_pretrained(source, gguf_file=name)
@@ -21,15 +22,18 @@ def write_folder(path: Path, folder: Path) -> None:
             quantization_config=GgufConfig(dequantize=True),
             dtype=torch.bfloat16,
         )
-    except (ImportError, KeyError, ValueError) as error:
-        raise UnsupportedModel(f"transformers cannot read {path}: {error}") from error
+    except Exception as error:  # readers of many architectures and vocabularies, each with ways to fail
+        raise UnsupportedModel(f"transformers cannot read {path}: {first_line(error)}") from error
     model.generation_config = GenerationConfig(  # type: ignore[no-untyped-call]
         bos_token_id=model.config.bos_token_id,
         eos_token_id=_eos_token_ids(tokenizer.eos_token_id, model.config.eos_token_id),
         pad_token_id=model.config.pad_token_id,
     )
-    model.save_pretrained(folder)
-    tokenizer.save_pretrained(folder)
+    try:
+        model.save_pretrained(folder)
+        tokenizer.save_pretrained(folder)
+    except (OSError, SafetensorError) as error:
+        raise ModelError(f"{path.name} as converted cannot be written to {folder.parent}: {error}") from error
 
 
 def _eos_token_ids(*found: int | list[int] | None) -> list[int]:

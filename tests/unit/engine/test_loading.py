@@ -3,7 +3,6 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
-import threading
 from dataclasses import replace
 from pathlib import Path
 
@@ -11,14 +10,13 @@ import pytest
 from pydantic import ValidationError
 from safetensors.torch import load_file, save_file
 
-from engine import converted, gguf
 from engine.config import EngineConfig, ModelConfig
 from engine.engine import Engine
-from engine.errors import ModelError, ModelNotFound, UnsupportedModel
+from engine.errors import ModelError, UnsupportedModel
 from engine.fingerprint import model_fingerprint
 from engine.loading import load_model
 from engine.rotary import check_rotary
-from engine.weights import packaged_gguf, resolve_model
+from engine.weights import packaged_gguf
 from tests.models import END_OF_TEXT, IM_END, tiny_model
 
 
@@ -52,20 +50,6 @@ def test_rotary_that_is_the_same_for_all_is_served():
 def test_a_context_beyond_the_models_is_refused(tmp_path):
     with pytest.raises(ModelError, match="4096"):
         load(tiny_model(tmp_path), max_model_len=4096)
-
-
-@pytest.mark.parametrize("missing", ["config.json", "model.safetensors", "tokenizer.json"])
-def test_a_folder_that_lacks_a_file_is_refused_by_its_name(missing, tmp_path):
-    folder = tiny_model(tmp_path)
-    (folder / missing).unlink()
-    with pytest.raises(ModelNotFound, match=missing.removeprefix("model")):
-        resolve_model(str(folder))
-
-
-@pytest.mark.parametrize("model_id", ["/nowhere/model.gguf", "not a hub id", "/nowhere"])
-def test_an_id_with_nothing_behind_it_is_not_found(model_id):
-    with pytest.raises(ModelNotFound, match=model_id):
-        resolve_model(model_id)
 
 
 def test_fingerprints_are_equal_for_equal_models_only(tmp_path):
@@ -123,42 +107,6 @@ def test_sizes_are_written_as_people_do(text, size):
 def test_what_is_no_size_is_refused(text):
     with pytest.raises(ValidationError):
         EngineConfig.model_validate({"kv_cache": text})
-
-
-def test_parallel_starts_share_one_conversion(tmp_path, monkeypatch):
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
-    path = tmp_path / "model.gguf"
-    path.write_bytes(b"GGUF" * 1000)
-    written: list[Path] = []
-
-    def write_folder(_: Path, folder: Path) -> None:
-        written.append(folder)
-        (folder / "config.json").write_text("{}")
-
-    monkeypatch.setattr(gguf, "write_folder", write_folder)
-    folders: list[Path] = []
-    threads = [
-        threading.Thread(target=lambda: folders.append(converted.convert_gguf(path, lambda _: None)))
-        for _ in range(4)
-    ]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join(30)
-    assert len(written) == 1
-    assert len(set(folders)) == 1
-    assert (folders[0] / "config.json").is_file()
-    path.write_bytes(b"GGUF" * 1000 + b"!")
-    assert converted.convert_gguf(path, lambda _: None) != folders[0]
-
-
-def test_a_conversion_that_fails_leaves_nothing_behind(tmp_path, monkeypatch):
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
-    path = tmp_path / "model.gguf"
-    path.write_bytes(b"no model")
-    with pytest.raises(UnsupportedModel, match=r"model\.gguf"):
-        converted.convert_gguf(path, lambda _: None)
-    assert [p.suffix for p in (tmp_path / "cache" / "pdserve").iterdir()] == [".lock"]
 
 
 def test_the_packaged_weights_are_found_without_importing_their_package():
