@@ -19,9 +19,9 @@ from pathlib import Path
 from pydantic import ValidationError
 
 from router.config import RouterConfig, read_config
-from router.model_folder import ModelFolderError
+from router.front.server import CannotBind, RouterServer
 from router.router import Router
-from router.server import CannotBind, RouterServer
+from router.text.model_folder import ModelFolderError
 
 logger = logging.getLogger("router")
 

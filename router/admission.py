@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from pdserve.v1.errors import ResourceExhausted
 from router.attempt import Attempt
 from router.config import QueueOrder
-from router.placing import Placing
+from router.fleet.placing import Placing
 
 
 @dataclass(frozen=True, slots=True, eq=False)

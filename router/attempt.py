@@ -7,10 +7,10 @@ from dataclasses import dataclass, field
 
 from pdserve.v1 import worker_pb2
 from pdserve.v1.errors import PdserveError
+from router.fleet.worker import Worker
+from router.fleet.worker_info import SequenceKey
 from router.inbox import Inbox
 from router.request import Request
-from router.worker import Worker
-from router.worker_info import SequenceKey
 
 ReserveCall = asyncio.Task[worker_pb2.ReserveResponse | PdserveError]
 

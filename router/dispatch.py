@@ -17,17 +17,17 @@ from router.admission import Admission
 from router.attempt import Attempt, Hold
 from router.config import RouterSettings
 from router.events import Moment
+from router.fleet.placing import Placing
+from router.fleet.worker import Worker
+from router.fleet.workers import WorkerTable
 from router.integrity import IntegrityError
 from router.loss import AttemptLost, Verdict, back_off_s, judge
 from router.outputs import Delta, Output
-from router.placing import Placing
 from router.prefill import read_prefill
 from router.release import Releaser
 from router.report import finished, started
 from router.request import Request, RequestState
 from router.tokens import Token
-from router.worker import Worker
-from router.workers import WorkerTable
 
 _TRANSFER_END_TIMEOUT_S = 5.0
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from router.transcript import Ending, Piece
+from router.text.transcript import Ending, Piece
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,8 +8,8 @@ from pdserve.v1 import worker_pb2
 from pdserve.v1.errors import PdserveError, Unavailable, from_rpc_error
 from router.attempt import Attempt
 from router.events import Moment
+from router.fleet.worker import Worker
 from router.tokens import token_of
-from router.worker import Worker
 
 
 async def read_prefill(attempt: Attempt, worker: Worker) -> None:

@@ -20,8 +20,8 @@ from pdserve.v1.errors import DataLoss, PdserveError
 from router.deadline import Deadline
 from router.events import LifetimeEvent, Moment
 from router.loss import AttemptLost, Verdict, terminal
+from router.text.transcript import Transcript
 from router.tokens import PrefillReport
-from router.transcript import Transcript
 
 
 class RequestState(Enum):

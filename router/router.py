@@ -8,17 +8,17 @@ import grpc
 
 from pdserve.v1 import cluster_pb2_grpc, generation_pb2
 from router.config import RouterConfig
-from router.control import CHANNEL_OPTIONS, watch
 from router.deadline import Deadline
 from router.dispatch import Dispatcher
 from router.events import LifetimeEvent, Listener, log_event
 from router.fanout import merged
-from router.intake import Intake
-from router.model_folder import read_model_folder
+from router.fleet.control import CHANNEL_OPTIONS, watch
+from router.fleet.workers import WorkerTable
+from router.front.intake import Intake
 from router.outputs import Output
 from router.tasks import Tasks
-from router.tokenizer import TextCodec
-from router.workers import WorkerTable
+from router.text.model_folder import read_model_folder
+from router.text.tokenizer import TextCodec
 
 
 class Router:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Callable, Iterable
+from collections.abc import AsyncIterator, Callable, Iterable, Mapping
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -21,9 +21,9 @@ from pdserve.v1 import cluster_pb2
 from prefill_worker.config import PrefillConfig
 from prefill_worker.worker import PrefillWorker
 from router.config import RouterConfig
+from router.front.server import RouterServer
 from router.integrity import IntegrityError
 from router.router import Router
-from router.server import RouterServer
 from tests.integration.router.harness import until
 from tests.static_control import StaticControl
 from worker.identity import Role
@@ -83,18 +83,23 @@ async def serving(
     decode_config: DecodeConfig | None = None,
     prefill_config: PrefillConfig | None = None,
     router: dict[str, object] | None = None,
+    models: Mapping[Role, LoadedModel] | None = None,
+    blocks: Mapping[Role, int] | None = None,
     **engine: object,
 ) -> AsyncIterator[Serving]:
     """One worker for each role named, then a router; at the end everything must be given back.
 
-    `router` and `engine` are settings (RouterConfig, EngineConfig) other than the tests' small ones.
+    `router` and `engine` are settings (RouterConfig, EngineConfig) other than the tests' small ones;
+    `models` and `blocks` (the size of a pool) are those of roles that differ.
     """
     memory = MemoryTransport()
     small: dict[str, object] = {"num_blocks": 64, "max_num_batched_tokens": 48, "poison_blocks": True}
     async with AsyncExitStack() as stack:
         workers: list[Worker] = []
         for index, role in enumerate(roles):
-            loop = EngineLoop(Engine(loaded, EngineConfig.model_validate(small | engine)))
+            model = (models or {}).get(role, loaded)
+            own: dict[str, object] = {"num_blocks": blocks[role]} if blocks and role in blocks else {}
+            loop = EngineLoop(Engine(model, EngineConfig.model_validate(small | engine | own)))
             loop.start()
             stack.callback(loop.stop)
             name = f"{role.value}-{index}"
@@ -125,6 +130,20 @@ async def serving(
         await until(made.is_idle)
         for worker in made.workers:
             worker.check_integrity()
+        _check_shares(made)
+
+
+def _check_shares(made: Serving) -> None:
+    """Each role did its own part of the work and no other's, and nothing was decoded without KV shipped."""
+    counters = {role: [worker.describe().counters for worker in made.of(role)] for role in Role}
+    prefill, decode = counters[Role.PREFILL], counters[Role.DECODE]
+    assert sum(each.tokens_decoded for each in prefill) == 0
+    assert sum(each.tokens_prefilled for each in decode) == 0
+    for each in decode:
+        assert each.kv_bytes_received > 0 or each.tokens_decoded == 0
+    if any(each.tokens_decoded for each in decode) and prefill:
+        assert sum(each.tokens_prefilled for each in prefill) > 0
+        assert sum(each.kv_bytes_sent for each in prefill) > 0
 
 
 def _memory_endpoint(memory: MemoryTransport, name: str) -> Callable[[FrameSink], PushEndpoint]:

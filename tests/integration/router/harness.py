@@ -11,9 +11,9 @@ from pathlib import Path
 from pdserve.client import Client
 from pdserve.v1 import cluster_pb2
 from router.config import RouterConfig
+from router.front.server import RouterServer
 from router.integrity import IntegrityError
 from router.router import Router
-from router.server import RouterServer
 from tests.scripted_workers import ScriptedDecode, ScriptedPrefill, ScriptedWorker
 from tests.static_control import StaticControl
 

@@ -11,7 +11,7 @@ import pytest
 from pdserve.client import Aborted, DataLoss, Delta, FailedPrecondition, Internal, Unavailable
 from pdserve.v1 import cluster_pb2, errors, generation_pb2, worker_pb2
 from router.events import LifetimeEvent, Moment
-from router.worker_info import Role
+from router.fleet.worker_info import Role
 from tests.integration.router.harness import Cluster, running, until
 from tests.scripted_workers import ScriptedDecode, ScriptedPrefill, expected
 

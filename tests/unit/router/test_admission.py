@@ -9,7 +9,7 @@ from pdserve.v1.errors import PdserveError, ResourceExhausted, Unavailable
 from router.admission import Admission
 from router.attempt import Attempt
 from router.config import QueueOrder
-from router.placing import Placing
+from router.fleet.placing import Placing
 from tests.unit.router.test_request import make_request
 
 

@@ -8,9 +8,9 @@ from pathlib import Path
 import pytest
 
 from pdserve.v1.errors import InvalidArgument
-from router.chat_template import ChatTemplate
-from router.model_folder import read_model_folder
-from router.tokenizer import TextCodec
+from router.text.chat_template import ChatTemplate
+from router.text.model_folder import read_model_folder
+from router.text.tokenizer import TextCodec
 from tests.models import write_tokenizer
 
 SIMPLE = [{"role": "user", "content": "Hi <b>é漢\U0001f600</b>"}]

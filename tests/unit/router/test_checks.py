@@ -7,7 +7,7 @@ import pytest
 
 from pdserve.v1 import generation_pb2
 from pdserve.v1.errors import InvalidArgument, NotFound, Unimplemented
-from router.checks import RequestBounds, check_request, resolve_max_tokens
+from router.front.checks import RequestBounds, check_request, resolve_max_tokens
 
 BOUNDS = RequestBounds("tiny", vocab_size=512, eos_token_ids=frozenset({508}), max_prompt_bytes=1000, max_n=4)
 Message = generation_pb2.GenerateRequest

@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tokenizers import Tokenizer, decoders, models
 
-from router.detokenizer import (
+from router.text.detokenizer import (
     REPLACEMENT,
     ByteLevelDetokenizer,
     ByteVocabulary,

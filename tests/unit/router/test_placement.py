@@ -4,7 +4,7 @@ from collections import Counter
 
 import pytest
 
-from router.placement import DecodeView, PrefillView, choose_colocated, choose_prefill, rank_decode
+from router.fleet.placement import DecodeView, PrefillView, choose_colocated, choose_prefill, rank_decode
 
 
 def p(name: str, outstanding: int = 0, others: int = 0, last: int = 0) -> PrefillView:

@@ -16,11 +16,11 @@ from pdserve.v1.errors import (
     Unavailable,
 )
 from router.deadline import Deadline
-from router.intake import seed_of
+from router.front.intake import seed_of
 from router.loss import AttemptLost, Verdict, back_off_s, judge
 from router.request import MOVES, IllegalMove, Request, RequestState, SequencePlan, Timeline
+from router.text.transcript import StopText, Transcript
 from router.tokens import Token
-from router.transcript import StopText, Transcript
 from tests.unit.router.test_transcript import Letters
 
 S = RequestState

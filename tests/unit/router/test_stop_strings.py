@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from router.stop_strings import Match, StopStrings
+from router.text.stop_strings import Match, StopStrings
 
 
 def run(stops: list[str], pieces: list[str]) -> tuple[str, str | None]:

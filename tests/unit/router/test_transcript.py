@@ -3,8 +3,8 @@ from __future__ import annotations
 import pytest
 
 from pdserve.v1 import generation_pb2
+from router.text.transcript import Ending, StopText, Transcript
 from router.tokens import Token
-from router.transcript import Ending, StopText, Transcript
 
 EOS, STOP, LENGTH = (
     generation_pb2.FINISH_REASON_EOS,

@@ -9,8 +9,8 @@ from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection
 from typing_extensions import Self
 
+from router.front.service import AdminService, GenerationService
 from router.router import Router
-from router.service import AdminService, GenerationService
 
 # Beyond what is taken, so that a request that is too large is refused by name and not by gRPC.
 _MIN_MESSAGE_LIMIT_BYTES = 16 << 20

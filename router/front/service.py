@@ -10,8 +10,8 @@ import grpc
 
 from pdserve.v1 import cluster_pb2, generation_pb2
 from pdserve.v1.errors import DeadlineExceeded, Unavailable, from_rpc_error
-from router import wire
 from router.deadline import Deadline
+from router.front import wire
 from router.outputs import Delta, Finished, Output, Started
 from router.router import Router
 

@@ -12,9 +12,9 @@ from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 
 from pdserve.v1.errors import InvalidArgument, ResourceExhausted
-from router.chat_template import ChatTemplate
-from router.detokenizer import ByteLevelDetokenizer, ByteVocabulary, Detokenizer, WindowDetokenizer
-from router.model_folder import ModelFolder
+from router.text.chat_template import ChatTemplate
+from router.text.detokenizer import ByteLevelDetokenizer, ByteVocabulary, Detokenizer, WindowDetokenizer
+from router.text.model_folder import ModelFolder
 
 # Characters that take about a millisecond.
 SHORT_TEXT = 4096

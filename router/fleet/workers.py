@@ -13,9 +13,9 @@ from enum import Enum
 from itertools import count
 
 from pdserve.v1 import cluster_pb2
+from router.fleet.worker import Worker
+from router.fleet.worker_info import Role, WorkerState, info_of
 from router.tasks import Tasks
-from router.worker import Worker
-from router.worker_info import Role, WorkerState, info_of
 
 logger = logging.getLogger(__name__)
 

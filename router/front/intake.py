@@ -9,15 +9,15 @@ import uuid
 
 from pdserve.v1 import generation_pb2
 from pdserve.v1.errors import InvalidArgument
-from router.checks import RequestBounds, check_request, resolve_max_tokens
 from router.config import RouterConfig
 from router.deadline import Deadline
 from router.events import Listener
-from router.model_folder import ModelFolder
+from router.fleet.workers import WorkerTable
+from router.front.checks import RequestBounds, check_request, resolve_max_tokens
 from router.request import Affinity, Request, SequencePlan, Timeline
-from router.tokenizer import TextCodec
-from router.transcript import StopText, Transcript
-from router.workers import WorkerTable
+from router.text.model_folder import ModelFolder
+from router.text.tokenizer import TextCodec
+from router.text.transcript import StopText, Transcript
 
 
 class Intake:

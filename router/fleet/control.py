@@ -8,8 +8,8 @@ import logging
 import grpc
 
 from pdserve.v1 import cluster_pb2, cluster_pb2_grpc
+from router.fleet.workers import WorkerTable
 from router.loss import back_off_s
-from router.workers import WorkerTable
 
 logger = logging.getLogger(__name__)
 

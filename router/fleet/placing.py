@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from pdserve.v1.errors import PdserveError, Unavailable
 from router.attempt import Attempt
-from router.placement import choose_colocated, choose_prefill, rank_decode
-from router.worker import Worker
-from router.worker_info import Role
-from router.workers import Route, WorkerTable
+from router.fleet.placement import choose_colocated, choose_prefill, rank_decode
+from router.fleet.worker import Worker
+from router.fleet.worker_info import Role
+from router.fleet.workers import Route, WorkerTable
 
 
 class Placing:

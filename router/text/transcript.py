@@ -6,8 +6,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from pdserve.v1 import generation_pb2
-from router.detokenizer import Detokenizer
-from router.stop_strings import Match, StopStrings
+from router.text.detokenizer import Detokenizer
+from router.text.stop_strings import Match, StopStrings
 from router.tokens import Token
 
 EOS = generation_pb2.FINISH_REASON_EOS

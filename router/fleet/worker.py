@@ -17,12 +17,12 @@ import grpc
 
 from pdserve.v1 import cluster_pb2, worker_pb2, worker_pb2_grpc
 from pdserve.v1.errors import Cancelled, PdserveError, Unavailable, from_code, from_rpc_error
+from router.fleet.placement import DecodeView, PrefillView
+from router.fleet.worker_info import LoadReport, Role, SequenceKey, WorkerInfo, WorkerState, load_of
 from router.inbox import Inbox
 from router.loss import back_off_s
-from router.placement import DecodeView, PrefillView
 from router.tasks import Tasks
 from router.tokens import token_of
-from router.worker_info import LoadReport, Role, SequenceKey, WorkerInfo, WorkerState, load_of
 
 T = TypeVar("T")
 

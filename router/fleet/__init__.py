@@ -1,0 +1,1 @@
+"""The workers that there are: watched, connected to, chosen among."""

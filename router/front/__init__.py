@@ -1,0 +1,1 @@
+"""What clients speak to: the gRPC server, its checks, and the wire's messages in and out."""
