@@ -6,11 +6,12 @@ pdserve.v1.errors, whichever side it comes from.
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, Awaitable
+from collections.abc import AsyncGenerator, Awaitable, Callable
 from types import TracebackType
 from typing import TypeVar
 
 import grpc
+from google.protobuf.message import Message
 from typing_extensions import Self, Unpack
 
 from pdserve.requests import GenerateOptions, Prompt, build_request, put, time_limit
@@ -125,9 +126,11 @@ class Client:
     async def generate(
         self, prompt: Prompt, *, timeout: float | None = None, **options: Unpack[GenerateOptions]
     ) -> Generation:
-        """The whole answer. `timeout` (seconds) is the request's time limit, the server's default if None."""
+        """The whole answer. `prompt` is a text, token ids, or a chat's messages; `options` are those of
+        `GenerateOptions`. `timeout` (seconds) is the request's time limit, the server's default if None.
+        """
         request = build_request(prompt, options)
-        return generation_of(await _answer(self._generation.Generate(request, timeout=time_limit(timeout))))
+        return generation_of(await _answer(self._generation.Generate, request, timeout))
 
     async def generate_stream(
         self, prompt: Prompt, *, timeout: float | None = None, **options: Unpack[GenerateOptions]
@@ -141,23 +144,23 @@ class Client:
             async for message in call:
                 yield event_of(message)
         except grpc.aio.AioRpcError as error:
-            raise from_rpc_error(error) from error
+            raise _typed(error, timeout) from error
         finally:
             call.cancel()
 
     async def get_model(self, *, timeout: float | None = None) -> Model:
         request = generation_pb2.GetModelRequest()
-        return model_of(await _answer(self._generation.GetModel(request, timeout=time_limit(timeout))))
+        return model_of(await _answer(self._generation.GetModel, request, timeout))
 
     async def get_cluster(self, *, timeout: float | None = None) -> Cluster:
         request = cluster_pb2.GetClusterRequest()
-        return cluster_of(await _answer(self._admin.GetCluster(request, timeout=time_limit(timeout))))
+        return cluster_of(await _answer(self._admin.GetCluster, request, timeout))
 
     async def scale_pool(self, role: Role, target: int, *, timeout: float | None = None) -> Cluster:
         """Set a pool's target. The answer comes at once; later snapshots show the way there."""
         request = cluster_pb2.ScalePoolRequest(role=f"ROLE_{role.name}")
         put(request, "target", target)
-        return cluster_of(await _answer(self._admin.ScalePool(request, timeout=time_limit(timeout))))
+        return cluster_of(await _answer(self._admin.ScalePool, request, timeout))
 
     async def drain_worker(
         self,
@@ -171,11 +174,19 @@ class Client:
         request = cluster_pb2.DrainWorkerRequest(worker_id=worker_id, replace=replace)
         if drain_timeout_s is not None:
             put(request, "timeout_ms", max(1, round(drain_timeout_s * 1000)))
-        return cluster_of(await _answer(self._admin.DrainWorker(request, timeout=time_limit(timeout))))
+        return cluster_of(await _answer(self._admin.DrainWorker, request, timeout))
 
 
-async def _answer(call: Awaitable[T]) -> T:
+async def _answer(call: Callable[..., Awaitable[T]], request: Message, timeout: float | None) -> T:
     try:
-        return await call
+        return await call(request, timeout=time_limit(timeout))
     except grpc.aio.AioRpcError as error:
-        raise from_rpc_error(error) from error
+        raise _typed(error, timeout) from error
+
+
+def _typed(error: grpc.aio.AioRpcError, timeout: float | None) -> PdserveError:
+    """gRPC ends a call at its deadline by itself, in words of its own."""
+    typed = from_rpc_error(error)
+    if isinstance(typed, DeadlineExceeded) and timeout is not None:
+        return DeadlineExceeded(f"not done within {timeout:g} s", reason=typed.reason)
+    return typed

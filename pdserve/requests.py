@@ -19,29 +19,29 @@ LONGEST_TIMEOUT_S = 10 * 365 * 86400.0
 
 
 class GenerateOptions(TypedDict, total=False):
-    """The keywords of `generate` and `generate_stream`; what is left out takes the server's default."""
+    """The keywords of `generate` and `generate_stream`, each with what stands for it where it is left out."""
 
-    max_tokens: int
-    min_tokens: int
-    temperature: float
-    top_k: int
-    top_p: float
-    min_p: float
-    seed: int
-    repetition_penalty: float
-    presence_penalty: float
-    frequency_penalty: float
+    max_tokens: int  # 256
+    min_tokens: int  # 0
+    temperature: float  # 1; 0 is greedy
+    top_k: int  # 0: off
+    top_p: float  # 1: off
+    min_p: float  # 0: off
+    seed: int  # one is drawn
+    repetition_penalty: float  # 1: off
+    presence_penalty: float  # 0: off
+    frequency_penalty: float  # 0: off
     logit_bias: Mapping[int, float]
     stop: str | Sequence[str]
     stop_token_ids: Sequence[int]
     ignore_eos: bool
     include_stop_in_output: bool
-    logprobs: int
+    logprobs: int  # none; k: the chosen token's, and the k likeliest ones'
     prompt_logprobs: bool
-    n: int
-    model: str
+    n: int  # 1
+    model: str  # the one that is served
     request_id: str
-    add_generation_prompt: bool  # for a chat
+    add_generation_prompt: bool  # for a chat: true
 
 
 # Which message of the request each plain keyword belongs to; "" is the request itself.

@@ -99,6 +99,9 @@ class Finished:
     usage: Usage
     timings: Timings
     num_resumes: int
+    # Of the last attempt; Started names those of the first.
+    prefill_worker: str
+    decode_worker: str
 
 
 Event = Started | Delta | Finished
@@ -284,6 +287,8 @@ def event_of(message: generation_pb2.GenerateStreamResponse) -> Event:
         _same_names(Usage, finished.usage),
         _same_names(Timings, finished.timings),
         finished.num_resumes,
+        finished.prefill_worker,
+        finished.decode_worker,
     )
 
 
@@ -305,8 +310,8 @@ def _completion(message: generation_pb2.Completion) -> Completion:
         usage=_same_names(Usage, finished.usage),
         timings=_same_names(Timings, finished.timings),
         num_resumes=finished.num_resumes,
-        prefill_worker=message.started.prefill_worker,
-        decode_worker=message.started.decode_worker,
+        prefill_worker=finished.prefill_worker,
+        decode_worker=finished.decode_worker,
     )
 
 

@@ -131,7 +131,7 @@ class Dispatcher:
             # The decode worker finished it, so its KV arrived: the figures of the transfer are on the way.
             await asyncio.wait({attempt.prefill_task}, timeout=_TRANSFER_END_TIMEOUT_S)
         request.move(RequestState.DONE)
-        return [finished(request)]
+        return [finished(attempt)]
 
     async def _next_tokens(self, attempt: Attempt) -> list[Token]:
         try:

@@ -50,6 +50,9 @@ class Finished:
     usage: Usage
     timings: Timings
     num_resumes: int
+    # Of the last attempt.
+    prefill_worker: str
+    decode_worker: str
 
 
 Output = Started | Delta | Finished

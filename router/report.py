@@ -4,31 +4,44 @@ from __future__ import annotations
 
 from pdserve.v1.errors import Internal
 from router.attempt import Attempt
+from router.fleet.worker import Worker
 from router.outputs import Finished, Started, Timings, Usage
 from router.request import Request, Timeline
 
 
 def started(attempt: Attempt) -> Started:
     request = attempt.request
-    prefill, decode = attempt.prefill_worker, attempt.decode_worker
     return Started(
         index=request.plan.index,
         request_id=request.plan.request_id,
         prompt_tokens=len(request.plan.prompt_token_ids),
         cached_tokens=_cached_tokens(request),
-        prefill_worker=prefill.info.id if prefill is not None else "",
-        decode_worker=decode.info.id if decode is not None else "",
+        prefill_worker=_id(attempt.prefill_worker),
+        decode_worker=_id(attempt.decode_worker),
     )
 
 
-def finished(request: Request) -> Finished:
+def finished(attempt: Attempt) -> Finished:
+    request = attempt.request
     ending = request.transcript.ending
     if ending is None:
         raise Internal("a request cannot be reported as finished before it ended")
     num_tokens = len(request.transcript.token_ids)
     usage = Usage(len(request.plan.prompt_token_ids), _cached_tokens(request), num_tokens)
     timings = _timings(request.timeline, num_tokens)
-    return Finished(request.plan.index, ending, usage, timings, request.num_losses)
+    return Finished(
+        index=request.plan.index,
+        ending=ending,
+        usage=usage,
+        timings=timings,
+        num_resumes=request.num_losses,
+        prefill_worker=_id(attempt.prefill_worker),
+        decode_worker=_id(attempt.decode_worker),
+    )
+
+
+def _id(worker: Worker | None) -> str:
+    return worker.info.id if worker is not None else ""
 
 
 def _cached_tokens(request: Request) -> int:

@@ -155,6 +155,8 @@ def _finished(finished: Finished) -> generation_pb2.Finished:
             mean_itl_ms=timings.mean_itl_ms,
         ),
         num_resumes=finished.num_resumes,
+        prefill_worker=finished.prefill_worker,
+        decode_worker=finished.decode_worker,
     )
 
 

@@ -210,7 +210,7 @@ async def test_a_worker_that_the_controller_calls_dead_loses_its_streams_at_once
         await cluster.show()
         answer = await work
         assert answer.token_ids == expected(PROMPT, 1, 10)
-        assert answer.decode_worker == other.id or answer.completions[0].num_resumes == 1
+        assert answer.decode_worker == other.id  # it ended there, wherever it began
 
 
 async def test_a_worker_that_a_snapshot_leaves_out_keeps_its_streams(model_dir: Path) -> None:
