@@ -21,7 +21,7 @@ def noise_key(seed: int, position: int) -> int:
 
 
 def gumbel(keys: torch.Tensor, token_ids: torch.Tensor) -> torch.Tensor:
-    """keys [R, 1] int64, token_ids [R or 1, K] int64 → float32 [R, K]."""
+    """int64 of shapes that broadcast → float32."""
     hashed = _mix_(keys + (token_ids + 1) * _signed(_GAMMA))
     # 53 bits to (0, 1); float32 keeps 24 of them wherever the leading one is, so the upper tail is fine.
     # 1 itself would give -inf, which must stay the mark of what cannot be drawn.

@@ -6,6 +6,7 @@ top-p, min-p, and argmax of what is left plus noise. Greedy rows cost no noise a
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -14,8 +15,8 @@ import torch
 from engine.noise import gumbel, noise_key
 from engine.sampling import PositionLogprobs, SamplingParams, TokenLogprob
 
-# Most nuclei are found among the few best tokens, nearly all among the next; the rest cost a full sort.
-_NUCLEUS_GUESSES = (256, 8192)
+# Nearly all nuclei lie among the tokens at most so far behind the best (log p); the rest cost a full sort.
+_NUCLEUS_REACH = 10.0
 # Below it scores overflow; at it the best token is drawn already.
 _MIN_TEMPERATURE = 1e-6
 
@@ -46,10 +47,8 @@ def sample(logits: torch.Tensor, rows: Sequence[SampleRow]) -> list[Sampled]:
     logprobs = _logprobs(scores, rows)
     for score, row in zip(scores, rows, strict=True):
         _adjust(score, row)
-    drawing = [i for i, row in enumerate(rows) if not row.params.is_greedy]
-    if drawing:
-        index = torch.tensor(drawing, device=scores.device)
-        scores[index] = _perturb(scores[index], [rows[i] for i in drawing])
+        if not row.params.is_greedy:
+            _perturb(score, row)
     best, token_ids = scores.max(dim=-1)  # NaN wins a max, so a broken row shows here
     chosen = zip(token_ids.tolist(), best.isfinite().tolist(), strict=True)
     return [
@@ -79,39 +78,50 @@ def _adjust(score: torch.Tensor, row: SampleRow) -> None:
         score[torch.tensor(sorted(row.banned_token_ids), device=device)] = -torch.inf
 
 
-def _perturb(scores: torch.Tensor, rows: Sequence[SampleRow]) -> torch.Tensor:
-    """Temperature, cuts and noise on [R, V]."""
-    device = scores.device
-    temperatures = [[max(row.params.temperature, _MIN_TEMPERATURE)] for row in rows]
-    scores = scores / torch.tensor(temperatures, device=device)
-    for i, row in enumerate(rows):
-        _cut(scores[i], row.params)
-    keys = torch.tensor([[noise_key(row.params.seed, row.position)] for row in rows], device=device)
-    return scores + gumbel(keys, torch.arange(scores.shape[1], device=device)[None])
-
-
-def _cut(score: torch.Tensor, params: SamplingParams) -> None:
-    """top-k, then top-p of what is left, then min-p, on one row [V] in place. Ties at a border all stay,
-    so that no order of sorting can matter.
+def _perturb(score: torch.Tensor, row: SampleRow) -> None:
+    """Temperature, cuts and noise on one row [V], in place. Noise is what a draw costs: a cut row's is made
+    for what is left of it only.
     """
+    params = row.params
+    score /= max(params.temperature, _MIN_TEMPERATURE)
+    key = torch.tensor(noise_key(params.seed, row.position), device=score.device)
+    border = _border(score, params)
+    if border is None:
+        score += gumbel(key, torch.arange(score.shape[0], device=score.device))
+        return
+    token_ids = _left(score, border).nonzero().flatten()
+    perturbed = score[token_ids] + gumbel(key, token_ids)
+    score.fill_(-torch.inf)
+    score[token_ids] = perturbed
+
+
+def _border(score: torch.Tensor, params: SamplingParams) -> torch.Tensor | None:
+    """The least score that top-k, then top-p of what is left, then min-p leave in; None where nothing is
+    cut. Ties at a border all stay, so that no order of sorting can matter.
+    """
+    borders: list[torch.Tensor] = []
     if params.top_k is not None and params.top_k < score.shape[0]:
-        score.masked_fill_(score < score.topk(params.top_k).values[-1], -torch.inf)
+        borders.append(score.topk(params.top_k).values[-1])
     if params.top_p < 1.0:
-        probs = torch.softmax(score, 0)
-        score.masked_fill_(probs < _nucleus_border(probs, params.top_p), -torch.inf)
+        borders.append(_nucleus_border(score[_left(score, borders[0])] if borders else score, params.top_p))
     if params.min_p > 0.0:
-        probs = torch.softmax(score, 0)
-        score.masked_fill_(probs < params.min_p * probs.max(), -torch.inf)
+        borders.append(score.max() + math.log(params.min_p))
+    return torch.stack(borders).max() if borders else None
 
 
-def _nucleus_border(probs: torch.Tensor, top_p: float) -> torch.Tensor:
-    """The smallest probability inside the smallest set of best tokens that holds `top_p` of the mass."""
-    vocab_size = probs.shape[0]
-    for size in (*(guess for guess in _NUCLEUS_GUESSES if guess < vocab_size), vocab_size):
-        best = probs.topk(size).values
-        mass_before = best.cumsum(0) - best
-        inside = best[mass_before < top_p]
-        if len(inside) < size:
+def _left(score: torch.Tensor, border: torch.Tensor) -> torch.Tensor:
+    """NaN stays in, so that a broken row shows."""
+    return (score < border).logical_not_()
+
+
+def _nucleus_border(score: torch.Tensor, top_p: float) -> torch.Tensor:
+    """The least score inside the smallest set of best tokens that holds `top_p` of the mass."""
+    total = score.logsumexp(0)
+    for candidates in (score[_left(score, score.max() - _NUCLEUS_REACH)], score):
+        best = candidates.sort(descending=True).values
+        mass = (best - total).exp()
+        inside = best[mass.cumsum(0) - mass < top_p]
+        if len(inside) < len(best):
             break
     return inside[-1] if len(inside) else best[0]
 
