@@ -6,7 +6,8 @@ import asyncio
 import signal
 import sys
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from contextlib import AsyncExitStack, asynccontextmanager
 from pathlib import Path
 
 import grpc
@@ -15,7 +16,6 @@ import pytest
 from pdserve.v1 import cluster_pb2, worker_pb2, worker_pb2_grpc
 from pdserve.v1.errors import PdserveError, Unavailable
 from tests.integration.workers.mini_router import WAIT_S, Answer, Decoder, Route, spec
-from tests.models import tiny_model
 from tests.unit.engine.driving import Reference, prompt
 
 SCRIPT = Path(__file__).parent / "worker_process.py"
@@ -32,6 +32,9 @@ class Process:
     def send(self, number: signal.Signals) -> None:
         self.process.send_signal(number)
 
+    def prefill_stub(self) -> worker_pb2_grpc.PrefillWorkerStub:
+        return worker_pb2_grpc.PrefillWorkerStub(self.channel)
+
     async def status(self) -> cluster_pb2.WorkerStatus:
         stub = worker_pb2_grpc.WorkerStub(self.channel)
         return (await stub.Describe(worker_pb2.DescribeRequest(), timeout=5)).status
@@ -46,38 +49,31 @@ class Process:
 Launch = Callable[[str], Awaitable[Process]]
 
 
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return tiny_model(tmp_path_factory.mktemp("models"))
+@asynccontextmanager
+async def launch_worker(
+    role: str, folder: Path, environment: Mapping[str, str] | None = None
+) -> AsyncIterator[Process]:
+    command = (sys.executable, "-m", "tests.faults.worker_process", role, str(folder), str(LEASE_S))
+    pipe = asyncio.subprocess.PIPE
+    process = await asyncio.create_subprocess_exec(
+        *command, cwd=ROOT, env=environment, stdin=pipe, stdout=pipe
+    )
+    try:
+        assert process.stdout is not None
+        address = (await asyncio.wait_for(process.stdout.readline(), 60)).decode().strip()
+        launched = Process(process, address)
+        yield launched
+        await launched.channel.close()
+    finally:
+        if process.returncode is None:
+            process.send_signal(signal.SIGKILL)
+        await process.wait()
 
 
 @pytest.fixture
 async def launch(folder: Path) -> AsyncIterator[Launch]:
-    started: list[Process] = []
-
-    async def start(role: str) -> Process:
-        process = await asyncio.create_subprocess_exec(
-            sys.executable,
-            "-m",
-            "tests.faults.worker_process",
-            role,
-            str(folder),
-            str(LEASE_S),
-            cwd=ROOT,
-            stdin=asyncio.subprocess.PIPE,
-            stdout=asyncio.subprocess.PIPE,
-        )
-        assert process.stdout is not None
-        address = (await asyncio.wait_for(process.stdout.readline(), 60)).decode().strip()
-        started.append(Process(process, address))
-        return started[-1]
-
-    yield start
-    for one in started:
-        await one.channel.close()
-        if one.process.returncode is None:
-            one.send(signal.SIGKILL)
-        await one.process.wait()
+    async with AsyncExitStack() as stack:
+        yield lambda role: stack.enter_async_context(launch_worker(role, folder))
 
 
 async def begin(decoder: Decoder, prefill: Process, sequence: worker_pb2.SequenceSpec) -> asyncio.Task[None]:
