@@ -143,3 +143,17 @@ async def test_a_request_that_fails_half_way_is_counted_once(folder: Path, loade
                 pass
         await until(serves.is_idle)
         assert_all_zero(serves)
+
+
+async def test_a_report_of_a_queue_is_not_believed_for_ever(folder: Path, loaded: LoadedModel) -> None:
+    """A prefill worker reports with its answers only: its last word would keep new prompts away from it."""
+    roles = [Role.PREFILL, Role.PREFILL, Role.DECODE]
+    async with serving(folder, loaded, roles) as serves:
+        said, silent = serves.router.table.usable(RouterRole.PREFILL)
+        said.note_load(cluster_pb2.WorkerLoad(queued_prompt_tokens=1000))
+        assert said.prefill_view().queued_tokens == 1000
+        answer = await serves.client.generate(prompt(9), max_tokens=2)
+        assert answer.prefill_worker == silent.info.id
+        await until(lambda: said.prefill_view().queued_tokens == 0)
+        answers = [await serves.client.generate(prompt(9, seed=n), max_tokens=2) for n in range(4)]
+        assert {answer.prefill_worker for answer in answers} == {said.info.id, silent.info.id}

@@ -222,7 +222,8 @@ async def test_output_alone_is_output_in_a_storm(
 async def test_a_prefix_has_one_name_whatever_a_process_hashes_with(
     folder: Path, reference: Reference
 ) -> None:
-    """D finds P's prompt in its own cache, though Python's hash differs between the two."""
+    """D finds P's prompt in its own cache, though Python's hash differs between the two. (That a name is the
+    same in every process is a test of the engine's: none crosses the wire yet.)"""
     async with (
         launch_worker("prefill", folder, os.environ | {"PYTHONHASHSEED": "1"}) as prefill,
         launch_worker("decode", folder, os.environ | {"PYTHONHASHSEED": "2"}) as decode,
