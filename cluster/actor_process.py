@@ -21,13 +21,22 @@ def die_with_parent() -> None:
 
 
 def log_to(folder: str | None, name: str) -> None:
-    """One file for each place in a pool: a replacement writes on where its predecessor ended."""
+    """One file for each place in a pool: a replacement writes on where its predecessor ended.
+
+    On a node where that folder cannot be, stderr, which Ray keeps in its own logs.
+    """
     if folder is None:
         return
-    path = Path(folder)
-    path.mkdir(mode=0o700, parents=True, exist_ok=True)
-    handler = logging.FileHandler(path / f"{name}.log", encoding="utf-8")
+    handler = _file_handler(Path(folder), name)
     handler.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(name)s pid=%(process)d %(message)s"))
     root = logging.getLogger()
     root.addHandler(handler)
     root.setLevel(logging.INFO)
+
+
+def _file_handler(folder: Path, name: str) -> logging.Handler:
+    try:
+        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        return logging.FileHandler(folder / f"{name}.log", encoding="utf-8")
+    except OSError:
+        return logging.StreamHandler()

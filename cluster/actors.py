@@ -18,6 +18,8 @@ from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 from cluster.config import ClusterConfig, split_address
 from cluster.controller import Controller
 from cluster.errors import PartError
+from cluster.network import Bind, choose_bind
+from cluster.ray_nodes import ray_nodes
 from cluster.ray_worker import NAMESPACE, actor_name, how_it_died
 from cluster.router_actor import RouterActor
 
@@ -58,9 +60,15 @@ def _refuse_silence(address: str) -> None:
         raise PartError(f"Ray at {address} cannot be reached: {error.strerror or error}") from error
 
 
-def start_controller(config: ClusterConfig, folder: Path) -> ObjectRef[str]:
+def bind_here(config: ClusterConfig) -> Bind:
+    """Where this cluster's workers listen, with this process as the driver. Raises PartError."""
+    here = str(ray.util.get_node_ip_address())
+    return choose_bind(config, [node.address for node in ray_nodes()], here)
+
+
+def start_controller(config: ClusterConfig, folder: Path, bind: Bind) -> ObjectRef[str]:
     """Its result: the address of its Control. It begins to start the workers at once."""
-    controller = _create(Controller, actor_name(config.name, "controller"), config, str(folder))
+    controller = _create(Controller, actor_name(config.name, "controller"), config, str(folder), bind)
     return controller.start.remote()
 
 

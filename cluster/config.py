@@ -6,10 +6,12 @@ Defaults live here and, for the parts, in their own settings (engine.config, rou
 from __future__ import annotations
 
 import re
+from enum import Enum
 from typing import Annotated, Literal
 
-from pydantic import AfterValidator, BaseModel, ConfigDict, Field, StrictInt, model_validator
+from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, StrictInt, model_validator
 
+from cluster.labels import checked_selector
 from engine.config import ByteSize, EngineConfig, ModelConfig
 from router.config import RouterSettings
 from worker.identity import Role
@@ -48,6 +50,22 @@ class Resources(_Section):
     custom: dict[str, float] = Field(default_factory=dict)
 
 
+class RuntimeEnv(_Section):
+    """What Ray brings to a node before a worker starts there, in Ray's own words."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", coerce_numbers_to_str=True)
+
+    # The folder (or the URI of a .zip) that the worker runs in and imports from first.
+    working_dir: str | None = None
+    # More packages to import: folders, .whl files or URIs.
+    py_modules: tuple[str, ...] = ()
+    # What of the folders stays here, as in .gitignore, which counts too.
+    excludes: tuple[str, ...] = ()
+    # Requirements that pip installs on top of what the node has.
+    pip: tuple[str, ...] = ()
+    env_vars: dict[str, str] = Field(default_factory=dict)
+
+
 class PoolConfig(_Section):
     """Workers of one role, all alike."""
 
@@ -55,6 +73,11 @@ class PoolConfig(_Section):
     # Cores that a worker's arithmetic really uses.
     threads: StrictInt = Field(default=1, gt=0)
     resources: Resources = Resources()
+    # Ray's name of the accelerator that the node must have: "H100", "L4".
+    accelerator_type: Annotated[str, AfterValidator(checked_selector)] | None = None
+    # Labels that the node must have: {zone: a}, or Ray's "!a", "in(a, b)", "!in(a, b)".
+    node_labels: dict[str, Annotated[str, AfterValidator(checked_selector)]] = Field(default_factory=dict)
+    runtime_env: RuntimeEnv = RuntimeEnv()
     engine: EngineConfig = EngineConfig()
     # Placed, model loaded, ready: a worker that takes longer has failed.
     start_timeout_s: float = Field(default=180.0, gt=0)
@@ -89,10 +112,33 @@ class Pools(_Section):
         return {role: pool for role, pool in pools.items() if pool is not None}
 
 
+class TransportName(Enum):
+    AUTO = "auto"
+    GRPC = "grpc"
+
+
+def _checked_transport(value: object) -> object:
+    names = [transport.value for transport in TransportName]
+    if isinstance(value, str) and value not in names:
+        raise ValueError(f"this version has no transport {value!r}; there are: {', '.join(names)}")
+    return value
+
+
 class KVTransferConfig(_Section):
     """How KV travels from prefill to decode workers."""
 
-    transport: Literal["auto", "grpc"] = "auto"
+    # auto: the fastest that both workers can use.
+    transport: Annotated[TransportName, BeforeValidator(_checked_transport)] = TransportName.AUTO
+
+
+class NetworkConfig(_Section):
+    """Where workers listen: for routers, for each other's KV and for the controller.
+
+    loopback: on their node only | node: on their node's address, so that other nodes reach them |
+    auto: loopback, and a Ray that spans several addresses is refused.
+    """
+
+    bind: Literal["auto", "loopback", "node"] = "auto"
 
 
 def _checked_ray_address(address: str) -> str:
@@ -124,4 +170,5 @@ class ClusterConfig(_Section):
     router: Annotated[RouterSettings, AfterValidator(_checked_router)] = RouterSettings()
     pools: Pools
     kv_transfer: KVTransferConfig = KVTransferConfig()
+    network: NetworkConfig = NetworkConfig()
     ray: RayConfig = RayConfig()

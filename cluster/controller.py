@@ -16,6 +16,7 @@ from cluster.actor_process import die_with_parent, log_to
 from cluster.config import ClusterConfig
 from cluster.control_service import ControlService, Watchers
 from cluster.membership import Membership
+from cluster.network import LOOPBACK, Bind
 from cluster.ray_worker import RayWorker
 from cluster.snapshot import cluster_snapshot
 from cluster.state import write_whole
@@ -29,7 +30,7 @@ log = logging.getLogger(__name__)
 class Controller:
     """`folder`: the cluster's own, on this node (see cluster.state)."""
 
-    def __init__(self, config: ClusterConfig, folder: str) -> None:
+    def __init__(self, config: ClusterConfig, folder: str, bind: Bind) -> None:
         die_with_parent()
         logs = str(Path(folder) / "logs")
         log_to(logs, "controller")
@@ -37,21 +38,25 @@ class Controller:
         self._targets_file = Path(folder) / "targets.json"
         self._watchers = Watchers()
         self._membership = Membership(self._read_targets(), self._tell)
-        self._supervisor = Supervisor(config, self._membership, RayWorker, logs)
+        self._supervisor = Supervisor(config, self._membership, RayWorker, logs, bind=bind)
         self._server = grpc.aio.server()
 
     async def start(self) -> str:
-        """Serves Control on loopback; returns host:port. The workers begin to start."""
+        """Serves Control, and returns host:port. The workers begin to start.
+
+        On loopback, wherever the workers are: only routers and commands speak to it, and they are on this
+        node. Whoever reaches it may scale and drain.
+        """
         service = ControlService(
             self._membership, self._supervisor, self._watchers, self._snapshot, self._write_targets
         )
         cluster_pb2_grpc.add_ControlServicer_to_server(service, self._server)
-        port = self._server.add_insecure_port("127.0.0.1:0")
+        port = self._server.add_insecure_port(f"{LOOPBACK}:0")
         await self._server.start()
         self._write_targets()
         self._supervisor.start()
-        log.info("controller of %s serves 127.0.0.1:%d", self._config.name, port)
-        return f"127.0.0.1:{port}"
+        log.info("controller of %s serves %s:%d", self._config.name, LOOPBACK, port)
+        return f"{LOOPBACK}:{port}"
 
     async def stop(self) -> None:
         """Stops deciding, so that what ends from now on stays ended."""

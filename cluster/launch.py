@@ -17,6 +17,7 @@ from pathlib import Path
 from cluster.config import ClusterConfig, split_address
 from cluster.ending import end_cluster
 from cluster.errors import LaunchError, PartError, StateError
+from cluster.folders import with_absolute_paths
 from cluster.local_ray import (
     QUIET,
     RayHead,
@@ -54,7 +55,7 @@ def up(config: ClusterConfig, progress: Progress) -> Launched:
     """Returns when a request can be served. Raises LaunchError or StateError; leaves nothing behind then."""
     with locked(config.name) as folder:
         _refuse_a_second(config.name)
-        _refuse_a_taken_port(config.router.grpc)
+        refuse_a_taken_port(config.router.grpc)
         fresh_folder(folder)
         record = ClusterRecord(name=config.name, router=config.router.grpc)
         try:
@@ -70,6 +71,7 @@ def up(config: ClusterConfig, progress: Progress) -> Launched:
 
 
 def _launch(config: ClusterConfig, folder: Path, record: ClusterRecord, progress: Progress) -> Launched:
+    anchored = with_absolute_paths(config)
     # Once, here: the workers find the folder and need not wait for each other.
     resolving = _resolve_in_background(config.model.id, progress)
     head = _start_ray(config, record, progress)
@@ -77,12 +79,13 @@ def _launch(config: ClusterConfig, folder: Path, record: ClusterRecord, progress
     progress("model", "ready")
     # Ray reads its settings from the environment when it is imported: `_start_ray` has put its own there.
     os.environ.update(QUIET)
-    from cluster.actors import address, connected, start_controller, start_router
+    from cluster.actors import address, bind_here, connected, start_controller, start_router
 
     log_folder = folder / "logs"
     with connected(head.address):
+        bind = bind_here(config)
         progress("controller", "starting")
-        control = address("the controller", start_controller(config, folder), CONTROLLER_TIMEOUT_S)
+        control = address("the controller", start_controller(anchored, folder, bind), CONTROLLER_TIMEOUT_S)
         router_file = folder / "router.json"
         write_whole(router_file, _router_config(config, control, model_folder).model_dump_json())
         starting = start_router(config, router_file, log_folder, ROUTER_TIMEOUT_S)
@@ -154,7 +157,7 @@ def _refuse_a_second(name: str) -> None:
     end_cluster(record)
 
 
-def _refuse_a_taken_port(address: str) -> None:
+def refuse_a_taken_port(address: str) -> None:
     host, port = split_address(address)
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     with socket.socket(family) as probe:

@@ -53,6 +53,7 @@ class Member:
     state: WorkerState = WorkerState.STARTING
     detail: str = ""
     pid: int | None = None
+    node: str = ""
     address: str | None = None
     # What it last said of itself (Describe).
     report: WorkerStatus | None = None
@@ -89,7 +90,9 @@ class Membership:
         return living[0] if living else None
 
     def set_target(self, role: Role, target: int) -> None:
-        self.pools[role].target = target
+        """What failed under the old target says nothing of the new one."""
+        pool = self.pools[role]
+        pool.target, pool.num_failures, pool.unrecoverable_reason = target, 0, ""
         self._changed()
 
     def add(self, member: Member) -> None:

@@ -2,21 +2,30 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 import signal
 import socket
 from collections.abc import AsyncIterator
 
 import ray
+from ray import ObjectRef, ObjectRefGenerator
 from ray.actor import ActorHandle
-from ray.exceptions import RayActorError, RayTaskError
+from ray.exceptions import RayActorError, RayTaskError, RuntimeEnvSetupError
+from ray.runtime_env import RuntimeEnv
 
+from cluster.network import Bind, is_here
+from cluster.placement import Wanted, why_pending
 from cluster.processes import ProcessId
+from cluster.ray_environment import packed
+from cluster.ray_nodes import is_placed, ray_nodes
 from cluster.worker_actor import WorkerActor
-from cluster.worker_handle import Loading, StartEvent, StartFailed, WorkerGone, WorkerSpec
+from cluster.worker_handle import Loading, Pending, StartEvent, StartFailed, WorkerGone, WorkerSpec
 
 # All our actors, of all clusters, are in this namespace of Ray.
 NAMESPACE = "pdserve"
+# How often it is told why a worker waits.
+_LOOK_EVERY_S = 1.0
 
 
 def actor_name(cluster: str, what: str) -> str:
@@ -34,9 +43,12 @@ class RayWorker:
 
     async def start(self) -> AsyncIterator[StartEvent]:
         try:
-            self._actor = _create(self._spec)
-            async for reference in self._actor.start.options(num_returns="streaming").remote():
-                event: StartEvent = await reference
+            wanted = await asyncio.to_thread(_where, self._spec)
+            environment = await asyncio.to_thread(packed, self._spec.pool.runtime_env)
+            self._actor = _create(self._spec, wanted, environment)
+            events = self._actor.start.options(num_returns="streaming").remote()
+            async for reference in _with_patience(self._actor, events, wanted):
+                event: StartEvent = reference if isinstance(reference, Pending) else await reference
                 if isinstance(event, Loading) and event.node == socket.gethostname():
                     self._process = self._process or ProcessId.of(event.pid)
                 yield event
@@ -44,6 +56,8 @@ class RayWorker:
             raise WorkerGone(how_it_died(error)) from error
         except RayTaskError as error:
             yield StartFailed(f"{type(error.cause).__name__}: {error.cause}")
+        except RuntimeEnvSetupError as error:
+            yield StartFailed(f"its runtime_env cannot be set up: {str(error).strip().splitlines()[-1]}")
         except ValueError as error:
             yield StartFailed(f"Ray cannot make it: {error}")
 
@@ -72,7 +86,15 @@ class RayWorker:
             os.kill(self._process.pid, signal.SIGKILL)
 
 
-def _create(spec: WorkerSpec) -> ActorHandle:
+def _where(spec: WorkerSpec) -> Wanted:
+    """What a node must have. A worker on loopback is of use on this machine only."""
+    wanted, here = spec.wanted(), str(ray.util.get_node_ip_address())
+    nodes = ray_nodes()
+    near = [node.node_id for node in nodes if is_here(node.address, here)]
+    return wanted.only_on(near) if spec.bind is Bind.LOOPBACK and len(near) < len(nodes) else wanted
+
+
+def _create(spec: WorkerSpec, wanted: Wanted, environment: RuntimeEnv | None) -> ActorHandle:
     """Returns at once; Ray places it when it can."""
     resources = spec.pool.resources
     return (
@@ -86,13 +108,42 @@ def _create(spec: WorkerSpec) -> ActorHandle:
             num_gpus=resources.num_gpus,
             memory=resources.memory,
             resources=resources.custom,
+            label_selector=dict(wanted.labels),
+            runtime_env=environment,
         )
         .remote(spec)
     )
 
 
+async def _with_patience(
+    actor: ActorHandle, events: ObjectRefGenerator, wanted: Wanted
+) -> AsyncIterator[ObjectRef[StartEvent] | Pending]:
+    """All events; until the first one comes, why it does not."""
+    first = asyncio.ensure_future(anext(events))
+    try:
+        while not (await asyncio.wait({first}, timeout=_LOOK_EVERY_S))[0]:
+            yield Pending(await asyncio.to_thread(_why_no_news, actor, wanted))
+        yield await first
+    except StopAsyncIteration:
+        return
+    finally:
+        first.cancel()
+    async for event in events:
+        yield event
+
+
+def _why_no_news(actor: ActorHandle, wanted: Wanted) -> str:
+    if is_placed(actor):
+        return "its process is starting"
+    return f"waits to be placed: wants {wanted}; {why_pending(wanted, ray_nodes())}"
+
+
 def how_it_died(error: RayActorError) -> str:
     """Ray's account, without its advice."""
-    text = " ".join(str(error).split())
+    text = _in_one_line(error)
     _, _, detail = text.partition("Worker exit detail: ")
     return f"its process ended: {(detail or text).split('. ')[0]}"
+
+
+def _in_one_line(error: Exception) -> str:
+    return " ".join(str(error).split())

@@ -5,11 +5,15 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Protocol
 
+from cluster.config import TransportName
+from cluster.network import in_url
 from cluster.worker_handle import WorkerSpec
 from decode_worker.worker import DecodeWorker
 from engine.engine import Engine
 from engine.loop import EngineLoop
 from engine.threads import use_threads
+from kv_transfer.transport.base import FrameSink, PushEndpoint
+from kv_transfer.transport.grpc import GrpcPushServer
 from prefill_worker.worker import PrefillWorker
 from worker.identity import Role
 
@@ -35,8 +39,26 @@ def load_engine(spec: WorkerSpec, progress: Callable[[str], None]) -> EngineLoop
     return loop
 
 
-def make_worker(spec: WorkerSpec, loop: EngineLoop) -> RoleWorker:
-    """On the asyncio loop that is to serve it."""
+def make_worker(spec: WorkerSpec, loop: EngineLoop, host: str) -> RoleWorker:
+    """On the asyncio loop that is to serve it. `host` is where it listens."""
     if spec.role is Role.PREFILL:
-        return PrefillWorker(spec.worker_id, loop)
-    return DecodeWorker(spec.worker_id, loop, role=spec.role)
+        return PrefillWorker(spec.worker_id, loop, in_url(host))
+    receives_by = _ENDPOINTS[spec.kv_transfer.transport]
+    return DecodeWorker(
+        spec.worker_id,
+        loop,
+        in_url(host),
+        role=spec.role,
+        endpoint=lambda sink: receives_by(sink, in_url(host), loop.engine.layout.block_bytes),
+    )
+
+
+def _by_grpc(sink: FrameSink, host: str, block_bytes: int) -> PushEndpoint:
+    return GrpcPushServer(sink, host, 0, block_bytes)
+
+
+# The decode worker chooses: each reservation names the transport by which its KV is to come.
+_ENDPOINTS: dict[TransportName, Callable[[FrameSink, str, int], PushEndpoint]] = {
+    TransportName.AUTO: _by_grpc,
+    TransportName.GRPC: _by_grpc,
+}

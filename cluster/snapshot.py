@@ -52,4 +52,5 @@ def _worker(member: Member) -> cluster_pb2.WorkerStatus:
     status.detail = member.detail
     status.address = member.address or ""
     status.pid = member.pid or 0
+    status.node = status.node or member.node
     return status

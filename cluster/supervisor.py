@@ -15,10 +15,19 @@ from dataclasses import dataclass
 from cluster.config import ClusterConfig
 from cluster.health import Patience, Verdict, judge
 from cluster.membership import SERVING, Member, Membership, WorkerState
+from cluster.network import Bind
 from cluster.policy import FAILURES_UNTIL_UNRECOVERABLE, Plan, layout_difference, plan_pool, retry_delay_s
 from cluster.probe import Probe
 from cluster.tasks import Tasks
-from cluster.worker_handle import Loading, Started, StartFailed, WorkerGone, WorkerHandle, WorkerSpec
+from cluster.worker_handle import (
+    Loading,
+    Pending,
+    Started,
+    StartFailed,
+    WorkerGone,
+    WorkerHandle,
+    WorkerSpec,
+)
 from pdserve.v1.cluster_pb2 import WORKER_STATE_UNHEALTHY
 from worker.identity import Role
 
@@ -50,12 +59,14 @@ class Supervisor:
         launch: Callable[[WorkerSpec], WorkerHandle],
         log_folder: str | None = None,
         patience: Patience | None = None,
+        bind: Bind = Bind.LOOPBACK,
     ) -> None:
         self._config = config
         self._membership = membership
         self._launch = launch
         self._log_folder = log_folder
         self._patience = patience or Patience()
+        self._bind = bind
         self._running: dict[str, _Running] = {}  # by the member's key
         self._retry_at: dict[Role, float] = {}
         self._tasks = Tasks()
@@ -106,7 +117,7 @@ class Supervisor:
             return
         loop = asyncio.get_running_loop()
         wait_s = self._retry_at.get(role, 0.0) - loop.time()
-        if wait_s > 0:
+        if wait_s > 0 and self._membership.pools[role].num_failures > 0:
             loop.call_later(wait_s, self._wake.set)
             return
         for worker_id in plan.start:
@@ -123,9 +134,10 @@ class Supervisor:
             model=self._config.model,
             pool=pool,
             kv_transfer=self._config.kv_transfer,
+            bind=self._bind,
             log_folder=self._log_folder,
         )
-        member.detail = f"waits for Ray to place it: {spec.wanted()}"
+        member.detail = f"waits to be placed: wants {spec.wanted()}"
         running = self._running[member.key] = _Running(member, self._launch(spec))
         self._membership.add(member)
         self._tasks.start(self._live(running, pool.start_timeout_s), worker_id)
@@ -163,8 +175,10 @@ class Supervisor:
 
     async def _start(self, running: _Running) -> None:
         async for event in running.handle.start():
-            if isinstance(event, Loading):
-                running.member.pid = event.pid
+            if isinstance(event, Pending):
+                self._membership.describe(running.member, event.reason)
+            elif isinstance(event, Loading):
+                running.member.pid, running.member.node = event.pid, event.node
                 self._membership.describe(running.member, event.detail)
             elif isinstance(event, StartFailed):
                 raise StartError(event.reason)

@@ -11,9 +11,14 @@ import logging
 import os
 import socket
 from collections.abc import AsyncIterator, Callable
+from pathlib import Path
 from typing import TYPE_CHECKING
 
+import ray
+
+import cluster
 from cluster.actor_process import die_with_parent, log_to
+from cluster.network import LOOPBACK, Bind
 from cluster.worker_handle import Loading, Started, StartEvent, StartFailed, WorkerSpec
 
 if TYPE_CHECKING:
@@ -30,6 +35,8 @@ class WorkerActor:
         self._spec = spec
         self._worker: RoleWorker | None = None
         self._stopped = asyncio.Event()
+        code = Path(cluster.__file__).parents[1]
+        log.info("starting worker=%s node=%s code=%s", spec.worker_id, _node_address(), code)
 
     async def start(self) -> AsyncIterator[StartEvent]:
         """Loading any number of times, then Started or StartFailed."""
@@ -51,7 +58,8 @@ class WorkerActor:
     async def _start(self, progress: Callable[[str], None], events: asyncio.Queue[StartEvent]) -> None:
         try:
             engine_loop = await asyncio.to_thread(_load_engine, self._spec, progress)
-            self._worker = _make_worker(self._spec, engine_loop)
+            host = _node_address() if self._spec.bind is Bind.NODE else LOOPBACK
+            self._worker = _make_worker(self._spec, engine_loop, host)
             events.put_nowait(Started(await self._worker.start()))
         except Exception as error:
             log.exception("worker=%s cannot start", self._spec.worker_id)
@@ -73,16 +81,21 @@ class WorkerActor:
         self._stopped.set()
 
 
+def _node_address() -> str:
+    """The one by which the other nodes of this Ray know this node."""
+    return str(ray.util.get_node_ip_address())
+
+
 def _load_engine(spec: WorkerSpec, progress: Callable[[str], None]) -> EngineLoop:
     from cluster.role_worker import load_engine  # torch comes with it
 
     return load_engine(spec, progress)
 
 
-def _make_worker(spec: WorkerSpec, engine_loop: EngineLoop) -> RoleWorker:
+def _make_worker(spec: WorkerSpec, engine_loop: EngineLoop, host: str) -> RoleWorker:
     from cluster.role_worker import make_worker
 
-    return make_worker(spec, engine_loop)
+    return make_worker(spec, engine_loop, host)
 
 
 def _in_one_line(error: Exception) -> str:

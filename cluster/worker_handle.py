@@ -7,6 +7,8 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from cluster.config import KVTransferConfig, PoolConfig
+from cluster.network import Bind
+from cluster.placement import Wanted
 from engine.config import ModelConfig
 from worker.identity import Role
 
@@ -22,14 +24,20 @@ class WorkerSpec:
     model: ModelConfig
     pool: PoolConfig
     kv_transfer: KVTransferConfig
+    bind: Bind = Bind.LOOPBACK
     # Where its log goes, on its own node; None: to stderr.
     log_folder: str | None = None
 
-    def wanted(self) -> str:
+    def wanted(self) -> Wanted:
         """What it asks of Ray."""
-        resources = self.pool.resources
-        asked = resources.model_dump(include={"num_cpus", "num_gpus"}) | resources.custom
-        return ", ".join(f"{name} {amount:g}" for name, amount in asked.items() if amount)
+        return Wanted.by(self.pool)
+
+
+@dataclass(frozen=True, slots=True)
+class Pending:
+    """It has no place yet, and this is why."""
+
+    reason: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,7 +61,7 @@ class StartFailed:
     reason: str
 
 
-StartEvent = Loading | Started | StartFailed
+StartEvent = Pending | Loading | Started | StartFailed
 
 
 class WorkerGone(Exception):
@@ -64,7 +72,7 @@ class WorkerHandle(Protocol):
     """One process. Every method but `kill` raises WorkerGone when the process dies."""
 
     def start(self) -> AsyncIterator[StartEvent]:
-        """Loading any number of times, then Started or StartFailed."""
+        """Pending and then Loading any number of times, then Started or StartFailed."""
 
     async def wait_stopped(self) -> None:
         """Returns once `stop` has ended it."""

@@ -11,7 +11,7 @@ from rich.table import Table
 
 from pdserve.cli.console import out, write
 from pdserve.cli.target import Address, Name, router_address
-from pdserve.client import Client, Cluster, Worker
+from pdserve.client import Client, Cluster, Worker, WorkerState
 
 _TIMEOUT_S = 10.0
 
@@ -53,7 +53,9 @@ def _worker_object(worker: Worker) -> dict[str, object]:
         "id": worker.id,
         "pid": worker.pid,
         "address": worker.address,
+        "node": worker.node,
         "state": worker.state.name,
+        "detail": worker.detail,
         "device": worker.device,
         "running": load.num_running,
         "waiting": load.num_waiting,
@@ -74,29 +76,36 @@ _STYLES = {"READY": "green", "STARTING": "yellow", "DRAINING": "yellow", "UNHEAL
 def show(cluster: Cluster) -> None:
     out.print(f"[bold]{cluster.name}[/]  model {cluster.model}  gRPC {cluster.router_grpc}")
     table = Table(box=None, pad_edge=False, padding=(0, 1), header_style="dim")
-    for column in ("worker", "state", "pid"):
+    workers = [worker for pool in cluster.pools for worker in pool.workers]
+    # Of interest only where there are several.
+    shows_node = len({worker.node for worker in workers if worker.node}) > 1
+    for column in ("worker", "state", *(("node",) if shows_node else ()), "pid"):
         table.add_column(column, no_wrap=True)
     for column in ("run", "wait", "KV blocks", "prefilled", "decoded", "KV sent", "received", "RSS"):
         table.add_column(column, justify="right", no_wrap=True)
-    for worker in (worker for pool in cluster.pools for worker in pool.workers):
-        table.add_row(*_row(worker))
+    for worker in workers:
+        table.add_row(*_row(worker, shows_node))
     out.print(table)
     for pool in cluster.pools:
         if len(pool.workers) != pool.target:
             out.print(f"{pool.role.value}: {pool.target} wanted")
         if pool.unrecoverable_reason:
-            out.print(f"[red]{pool.role.value} cannot recover:[/] {pool.unrecoverable_reason}")
-    for worker in (worker for pool in cluster.pools for worker in pool.workers):
+            is_gone = all(worker.state is not WorkerState.READY for worker in pool.workers)
+            trouble = "cannot recover" if is_gone else "is not complete"
+            out.print(f"[red]{pool.role.value} {trouble}:[/]", end=" ")
+            out.print(pool.unrecoverable_reason, markup=False)
+    for worker in workers:
         if worker.detail:
             out.print(f"{worker.id}: {worker.detail}", markup=False)
 
 
-def _row(worker: Worker) -> list[str]:
+def _row(worker: Worker, shows_node: bool) -> list[str]:
     load, counters = worker.load, worker.counters
     style = _STYLES.get(worker.state.name, "dim")
     return [
         worker.id,
         f"[{style}]{worker.state.name}[/]",
+        *((worker.node,) if shows_node else ()),
         str(worker.pid or ""),
         str(load.num_running),
         str(load.num_waiting),

@@ -11,7 +11,9 @@ from typing import Annotated
 
 import typer
 
+from cluster.config import split_address
 from cluster.config_file import load_config
+from cluster.network import is_loopback
 from pdserve.cli.console import err, out
 from pdserve.cli.steps import shown_steps
 
@@ -34,6 +36,9 @@ def up(file: File) -> None:
     config = load_config(file)
     if config.router.http is not None:
         err.print("router.http is set, but this version serves gRPC only", style="yellow")
+    if not is_loopback(split_address(config.router.grpc)[0]):
+        told = f"router.grpc: {config.router.grpc} is open to the network, without encryption and keys"
+        err.print(told, style="yellow")
     signal.signal(signal.SIGTERM, interrupted)
     begun = time.monotonic()
     with shown_steps() as tell:

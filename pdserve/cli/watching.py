@@ -47,7 +47,9 @@ async def wait_until_settled(client: Client, roles: set[Role], steps: Steps, tim
         if all([w.state for w in pool.workers] == [ready] * pool.target for pool in pools):
             return
         if time.monotonic() > deadline:
-            raise PdserveError(f"not there after {timeout_s:.0f} s; it goes on: see pdserve status")
+            waiting = [f"{w.id} {w.detail}" for pool in pools for w in pool.workers if w.state is not ready]
+            told = "".join(f"; {each}" for each in waiting)
+            raise PdserveError(f"not there after {timeout_s:.0f} s, and it goes on (pdserve status){told}")
         await asyncio.sleep(_LOOK_EVERY_S)
 
 

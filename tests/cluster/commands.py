@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import atexit
 import json
 import os
+import shutil
 import socket
 import subprocess
 import sys
+import tempfile
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -17,6 +20,9 @@ from cluster.state import ClusterRecord
 from pdserve.results import Worker, WorkerState
 
 START_TIMEOUT_S = 180.0
+# Where the Rays of these tests put their folders; short, since Unix sockets lie in them.
+TEMP = Path(tempfile.mkdtemp(prefix="pdt-", dir="/tmp"))
+atexit.register(shutil.rmtree, TEMP, ignore_errors=True)
 
 
 def free_port() -> int:
@@ -30,14 +36,17 @@ class Commands:
     """`pdserve …` for one state folder."""
 
     home: Path
+    # Ray lets its workers import from where `up` ran.
+    cwd: Path | None = None
 
     @property
     def environment(self) -> dict[str, str]:
-        return {**os.environ, "XDG_STATE_HOME": str(self.home)}
+        return {**os.environ, "XDG_STATE_HOME": str(self.home), "TMPDIR": str(TEMP)}
 
     def start(self, *arguments: str) -> subprocess.Popen[str]:
         return subprocess.Popen(
             [sys.executable, "-m", "pdserve.cli.main", *arguments],
+            cwd=self.cwd,
             env=self.environment,
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
@@ -101,5 +110,18 @@ def is_ready(worker: Worker) -> bool:
 
 
 def temp_folders() -> set[Path]:
-    """The folders of our Rays."""
-    return {path for base in {"/tmp", os.environ.get("TMPDIR", "/tmp")} for path in Path(base).glob("pds-*")}
+    """The folders of the Rays that these tests started."""
+    return set(TEMP.glob("pds-*"))
+
+
+def leftovers(home: Path) -> list[str]:
+    """All who were started with this state folder: it is in their environment or in their arguments."""
+    found = []
+    for process in psutil.process_iter():
+        try:
+            words = [*process.cmdline(), process.environ().get("XDG_STATE_HOME", "")]
+        except (psutil.NoSuchProcess, psutil.AccessDenied):
+            continue
+        if process.pid != os.getpid() and any(str(home) in word for word in words):
+            found.append(" ".join(words))
+    return found

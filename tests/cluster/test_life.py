@@ -25,7 +25,19 @@ pytestmark = [pytest.mark.cluster, pytest.mark.timeout(300)]
 QUESTION = "What is the capital of France?"
 RESULT_KEYS = {"text", "token_ids", "finish_reason", "usage", "timings", "prefill_worker", "decode_worker"}
 WORKER_KEYS = {
-    *("id", "pid", "address", "state", "device", "running", "waiting", "kv_blocks_used", "kv_blocks_total"),
+    *(
+        "id",
+        "pid",
+        "address",
+        "node",
+        "state",
+        "detail",
+        "device",
+        "running",
+        "waiting",
+        "kv_blocks_used",
+        "kv_blocks_total",
+    ),
     *(
         "tokens_prefilled",
         "tokens_decoded",

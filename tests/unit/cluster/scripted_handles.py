@@ -8,7 +8,15 @@ from dataclasses import dataclass, field
 
 import grpc
 
-from cluster.worker_handle import Loading, Started, StartEvent, StartFailed, WorkerGone, WorkerSpec
+from cluster.worker_handle import (
+    Loading,
+    Pending,
+    Started,
+    StartEvent,
+    StartFailed,
+    WorkerGone,
+    WorkerSpec,
+)
 from pdserve.v1.cluster_pb2 import WORKER_STATE_READY, KVLayout, WorkerLimits, WorkerStatus
 from pdserve.v1.worker_pb2 import DescribeRequest, DescribeResponse
 from pdserve.v1.worker_pb2_grpc import WorkerServicer, add_WorkerServicer_to_server
@@ -21,6 +29,8 @@ class Script:
     """What every worker that is started from now on does."""
 
     start_error: str | None = None
+    # Why there is no place for it; it never gets one.
+    pending_reason: str | None = None
     layout: KVLayout = field(default_factory=lambda: LAYOUT)
     # Set: workers start and drain at once.
     may_start: asyncio.Event = field(default_factory=asyncio.Event)
@@ -46,12 +56,17 @@ class ScriptedHandle(WorkerServicer):
         self.state = WORKER_STATE_READY
         self._script = script
         self._layout = script.layout
+        self._pending_reason = script.pending_reason
         self._stopped = asyncio.Event()
         self._gone = asyncio.Event()
         self._server = grpc.aio.server()
         add_WorkerServicer_to_server(self, self._server)
 
     async def start(self) -> AsyncIterator[StartEvent]:
+        if self._pending_reason is not None:
+            yield Pending(self._pending_reason)
+            await self._gone.wait()
+            raise WorkerGone("it never ran")
         yield Loading("here", 7, "loading weights")
         await self._any_of(self._script.may_start, self._gone)
         if self._gone.is_set():

@@ -99,6 +99,19 @@ MISTAKES = {
         "name: x\npools: {colocated: {}}\nray: 3\n",
         "f.yaml:3: ray: needs keys of its own: address, num_cpus",
     ),
+    "a transport that is not there": (
+        "name: x\npools: {colocated: {}}\nkv_transfer:\n  transport: shm\n",
+        "f.yaml:4: kv_transfer.transport: this version has no transport 'shm'; there are: auto, grpc",
+    ),
+    "no label selector": (
+        "name: x\npools:\n  colocated:\n    node_labels:\n      zone: in(a,\n",
+        "f.yaml:5: pools.colocated.node_labels.zone: 'in(a,' is no label selector; write a, !a, in(a, b) or "
+        "!in(a, b)",
+    ),
+    "a key of a runtime environment": (
+        "name: x\npools:\n  colocated:\n    runtime_env: {env_var: {A: 1}}\n",
+        'f.yaml:4: pools.colocated.runtime_env.env_var: unknown key; did you mean "env_vars"?',
+    ),
     "a key twice": ("name: x\nname: y\npools: {colocated: {}}\n", "f.yaml:2: name: this key stands twice"),
     "no YAML": ("a: [", "f.yaml:1: not YAML: expected the node content, but found '<stream end>'"),
     "empty": ("", "f.yaml: not a configuration: it has no keys"),

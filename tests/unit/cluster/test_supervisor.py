@@ -109,6 +109,50 @@ async def test_a_worker_that_is_not_wanted_before_it_is_ready_is_given_up() -> N
         assert cluster.membership.pools[Role.DECODE].num_failures == 0
 
 
+async def test_a_worker_without_a_place_says_why_and_keeps_nobody_from_anything(running: Cluster) -> None:
+    running.script.pending_reason = "no node has GPU 1"
+    running.scale(Role.DECODE, 3)
+    both = {"prefill-0": S.READY, "decode-0": S.READY}
+    await running.until({**both, "decode-1": S.STARTING, "decode-2": S.STARTING})
+    async with running.changed:
+        details = lambda: {m.detail for m in running.membership.pools[Role.DECODE].members[1:]}  # noqa: E731
+        await asyncio.wait_for(running.changed.wait_for(lambda: details() == {"no node has GPU 1"}), 5)
+
+    running.script.pending_reason = None
+    running.scale(Role.PREFILL, 2)
+    starting = {"decode-1": S.STARTING, "decode-2": S.STARTING}
+    await running.until({**both, "prefill-1": S.READY, **starting})
+
+    running.scale(Role.DECODE, 1)
+    assert running.states() == {**both, "prefill-1": S.READY}
+    assert len(running.script.living()) == 3
+    assert running.membership.pools[Role.DECODE].num_failures == 0
+
+
+async def test_a_worker_waits_for_a_place_until_its_deadline_and_is_tried_again() -> None:
+    async with started(config(0, 1, start_timeout_s=0.2)) as cluster:
+        cluster.script.pending_reason = "no node has GPU 1"
+        await cluster.until({"decode-0": S.DEAD})
+        assert next(cluster.membership.members()).detail == "not ready within 0.2 s: no node has GPU 1"
+        cluster.script.pending_reason = None
+        cluster.script.may_start.set()
+        await cluster.until({"decode-0": S.READY})
+
+
+async def test_a_new_target_forgets_what_failed_under_the_old_one(
+    running: Cluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("cluster.supervisor.retry_delay_s", lambda num_failures: 0.01)
+    running.script.start_error = "no room"
+    running.scale(Role.DECODE, 2)
+    pool = running.membership.pools[Role.DECODE]
+    async with running.changed:
+        await asyncio.wait_for(running.changed.wait_for(lambda: pool.unrecoverable_reason != ""), 5)
+    running.scale(Role.DECODE, 1)
+    await running.until({"prefill-0": S.READY, "decode-0": S.READY})
+    assert pool.unrecoverable_reason == ""
+
+
 async def test_a_silent_worker_is_unhealthy_until_it_answers_again(running: Cluster) -> None:
     running.script.handles[1].is_silent = True
     await running.until({"prefill-0": S.READY, "decode-0": S.UNHEALTHY})

@@ -1,0 +1,35 @@
+"""Folders in a configuration are meant from where `up` runs; workers run elsewhere."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from cluster.config import ClusterConfig, PoolConfig, RuntimeEnv
+from cluster.errors import LaunchError
+
+
+def with_absolute_paths(config: ClusterConfig) -> ClusterConfig:
+    """Raises LaunchError where a folder to be brought along is not here."""
+    pools = {role.value: _pool(pool) for role, pool in config.pools.by_role().items()}
+    model = config.model.model_copy(update={"id": _absolute(config.model.id)})
+    return config.model_copy(update={"model": model, "pools": config.pools.model_copy(update=pools)})
+
+
+def _pool(pool: PoolConfig) -> PoolConfig:
+    return pool.model_copy(update={"runtime_env": _runtime_env(pool.runtime_env)})
+
+
+def _runtime_env(env: RuntimeEnv) -> RuntimeEnv:
+    for name in filter(None, (env.working_dir, *env.py_modules)):
+        if "://" not in name and not Path(name).expanduser().exists():
+            raise LaunchError(f"runtime_env: there is no folder {name}")
+    working_dir = _absolute(env.working_dir) if env.working_dir is not None else None
+    modules = tuple(_absolute(each) for each in env.py_modules)
+    return env.model_copy(update={"working_dir": working_dir, "py_modules": modules})
+
+
+def _absolute(name: str) -> str:
+    """What is no path here is a hub id, a URI or a packaged model."""
+    path = Path(name).expanduser()
+    is_path = path.is_dir() or (path.is_file() and path.suffix != "")
+    return str(path.resolve()) if is_path else name
