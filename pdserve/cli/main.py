@@ -14,7 +14,7 @@ import typer
 from cluster.config_file import ConfigError
 from cluster.errors import ClusterError
 from pdserve import __version__
-from pdserve.cli import demo, down, drain, generate, scale, status, up
+from pdserve.cli import check, demo, down, drain, generate, scale, status, up
 from pdserve.cli.console import err, error_line, out
 from pdserve.v1.errors import PdserveError
 
@@ -47,6 +47,7 @@ def _options(
         raise typer.Exit()
 
 
+app.command("check")(check.check)
 app.command("up")(up.up)
 app.command("status")(status.status)
 app.command("generate")(generate.generate)

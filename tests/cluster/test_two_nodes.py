@@ -124,6 +124,9 @@ def test_kv_goes_from_one_node_to_the_other_and_the_code_to_both(
     path = write_config(
         commands, nodes, "two", "node_labels: {zone: a}", f"node_labels: {{zone: b}}, {brought}"
     )
+    report = json.loads(commands.succeed("check", path, "--json"))
+    assert report["nodes_of"] == f"the Ray at {nodes.address} (2 nodes)"
+    assert sorted(node["num_workers"] for node in report["nodes"]) == [1, 1]
     commands.succeed("up", path)
 
     answer = generate(commands)
@@ -179,6 +182,7 @@ def test_an_up_whose_workers_find_no_place_says_why_and_leaves_nothing(
     commands: Commands, nodes: TwoNodes, decode: str, told: str
 ) -> None:
     path = write_config(commands, nodes, "nowhere", "node_labels: {zone: a}", f"{decode}, start_timeout_s: 4")
+    assert commands.run("check", path).returncode == 1
     assert told in commands.fail("up", path)
     assert commands.record("nowhere") is None
     processes = _workers(nodes)
