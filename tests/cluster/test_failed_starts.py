@@ -3,46 +3,17 @@
 from __future__ import annotations
 
 import json
-import os
 import signal
 import subprocess
-from collections.abc import Iterator
+from collections.abc import Callable
 from pathlib import Path
 
-import psutil
 import pytest
 
-from tests.cluster.commands import Commands, free_port, temp_folders, write_config
+from tests.cluster.commands import Commands, free_port, write_config
 from tests.models import tiny_model
 
 pytestmark = [pytest.mark.cluster, pytest.mark.timeout(200)]
-
-
-@pytest.fixture
-def commands(tmp_path: Path) -> Iterator[Commands]:
-    """After the test there is no folder of a Ray and no process that was not there before."""
-    before = temp_folders()
-    commands = Commands(tmp_path)
-    try:
-        yield commands
-        assert temp_folders() == before
-        assert _processes_of(tmp_path) == []
-    finally:
-        for folder in (tmp_path / "pdserve").glob("*"):
-            commands.run("down", folder.name)
-
-
-def _processes_of(home: Path) -> list[str]:
-    """All who were started with this state folder: it is in their environment or in their arguments."""
-    found = []
-    for process in psutil.process_iter():
-        try:
-            words = [*process.cmdline(), process.environ().get("XDG_STATE_HOME", "")]
-        except (psutil.NoSuchProcess, psutil.AccessDenied):
-            continue
-        if process.pid != os.getpid() and any(str(home) in word for word in words):
-            found.append(" ".join(words))
-    return found
 
 
 def test_a_bad_file_starts_nothing(commands: Commands) -> None:
@@ -51,18 +22,60 @@ def test_a_bad_file_starts_nothing(commands: Commands) -> None:
     assert commands.record("bad") is None
 
 
-def test_a_model_that_is_not_there_is_told(commands: Commands) -> None:
-    path = write_config(commands.home, "none", free_port(), model="/no/such/model.gguf")
-    assert "/no/such/model.gguf" in commands.fail("up", str(path))
+def _no_tokenizer(root: Path) -> tuple[Path, str]:
+    model = tiny_model(root)
+    (model / "tokenizer.json").unlink()
+    return model, f"the folder {model} has no tokenizer.json"
 
 
-def test_a_model_that_a_worker_cannot_load_is_told_in_its_words(commands: Commands) -> None:
-    model = tiny_model(commands.home / "model")
+def _cut_short(root: Path) -> tuple[Path, str]:
+    model = tiny_model(root)
+    weights = model / "model.safetensors"
+    weights.write_bytes(weights.read_bytes()[:-100])
+    return model, f"{weights} has "
+
+
+def _no_gguf(root: Path) -> tuple[Path, str]:
+    root.mkdir()
+    path = root / "broken.gguf"
+    path.write_bytes(b"GGUF and no more")
+    return path, f"{path} is cut short, or no GGUF file"
+
+
+def _not_there(root: Path) -> tuple[Path, str]:
+    return root / "none.gguf", f"there is no file {root / 'none.gguf'}"
+
+
+def _not_served(root: Path) -> tuple[Path, str]:
+    model = tiny_model(root, "bloom")
+    return model, "cannot start: bloom: layers [0, 1] do not call the attention interface"
+
+
+def _wrong_shapes(root: Path) -> tuple[Path, str]:
+    model = tiny_model(root)
     config = json.loads((model / "config.json").read_text())
     (model / "config.json").write_text(json.dumps({**config, "hidden_size": 48}))
+    return model, "-0 cannot start: llama in "
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        _no_tokenizer,
+        pytest.param(_cut_short, marks=pytest.mark.full),
+        pytest.param(_no_gguf, marks=pytest.mark.full),
+        _not_there,
+        _not_served,
+        pytest.param(_wrong_shapes, marks=pytest.mark.full),
+    ],
+)
+def test_a_model_that_cannot_be_served_ends_up_in_its_own_words(
+    commands: Commands, make: Callable[[Path], tuple[Path, str]]
+) -> None:
+    model, words = make(commands.home / "model")
     path = write_config(commands.home, "broken", free_port(), model=str(model))
-    told = commands.fail("up", str(path))
-    assert "prefill-0 cannot start: " in told or "decode-0 cannot start: " in told
+    assert words in commands.fail("up", str(path))
+    assert commands.record("broken") is None
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
