@@ -7,6 +7,7 @@ within `TIE`: such ties are printed, and the stream is compared up to there.
 
 from __future__ import annotations
 
+import hashlib
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -17,7 +18,6 @@ from tokenizers import Tokenizer
 
 from pdserve.client import Completion, FinishReason
 from pdserve.requests import GenerateOptions
-from router.front.intake import seed_of
 from tests.models import END_OF_TEXT, IM_END
 from tests.unit.engine.driving import TIE, Reference
 
@@ -86,6 +86,12 @@ def noise(seed: int, position: int, token: int) -> float:
     return -math.log(-math.log1p(-min(uniform, 1 - 2**-24)))
 
 
+def seed_of(seed: int, index: int) -> int:
+    """Of one of n sequences: the first has the request's own."""
+    text = seed.to_bytes(8, "little") + index.to_bytes(4, "little")
+    return int.from_bytes(hashlib.blake2b(text, digest_size=8).digest(), "little") if index else seed
+
+
 def _mix(number: int) -> int:
     number &= _64_BITS
     number = (number ^ (number >> 30)) * 0xBF58476D1CE4E5B9 & _64_BITS
@@ -106,6 +112,7 @@ class ReferenceSampler:
     def __init__(self, folder: Path) -> None:
         self._reference = Reference(folder)
         self._tokenizer = Tokenizer.from_file(str(folder / "tokenizer.json"))
+        self._known: dict[str, Expected] = {}
         self.num_ties = 0
 
     def check(
@@ -166,6 +173,12 @@ class ReferenceSampler:
                 assert abs(each.logprob - value) < TIE
 
     def generate(self, prompt: Sequence[int], options: GenerateOptions) -> Expected:
+        name = f"{prompt} {options}"
+        if name not in self._known:
+            self._known[name] = self._generate(prompt, options)
+        return self._known[name]
+
+    def _generate(self, prompt: Sequence[int], options: GenerateOptions) -> Expected:
         output: list[int] = []
         logits: list[torch.Tensor] = []
         while True:
