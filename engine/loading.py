@@ -8,13 +8,14 @@ from pathlib import Path
 from typing import cast
 
 import torch
-from transformers import AutoConfig, AutoModelForCausalLM, GenerationConfig, PreTrainedConfig
+from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedConfig
 
 from engine.attention import ATTENTION_NAME
 from engine.config import ModelConfig
 from engine.errors import BrokenModel, ModelError, UnsupportedModel, first_line
 from engine.fingerprint import model_fingerprint
 from engine.layout import DTYPES, KVLayout
+from engine.model_files import read_json
 from engine.model_probe import probe_model
 from engine.rotary import check_rotary
 from engine.weights import no_progress, resolve_model
@@ -155,9 +156,11 @@ def _optional(hf_config: PreTrainedConfig, name: str) -> object:
 
 def _eos_token_ids(folder: Path, hf_config: PreTrainedConfig) -> frozenset[int]:
     """generation_config.json knows a chat model's end of turn; config.json is the fallback."""
-    found: int | list[int] | None = None
-    if (folder / "generation_config.json").is_file():
-        found = GenerationConfig.from_pretrained(folder).eos_token_id
+    path = folder / "generation_config.json"
+    found = read_json(path).get("eos_token_id") if path.is_file() else None
     if found is None:
-        found = hf_config.eos_token_id
-    return frozenset([] if found is None else [found] if isinstance(found, int) else found)
+        path, found = folder / "config.json", hf_config.eos_token_id
+    ids = [] if found is None else found if isinstance(found, list) else [found]
+    if not all(isinstance(each, int) for each in ids):
+        raise BrokenModel(f"{path}: eos_token_id is {found!r}, no token id and no list of them")
+    return frozenset(ids)

@@ -9,7 +9,9 @@ import json
 from collections.abc import Mapping
 from pathlib import Path
 
-from engine.errors import BrokenModel, ModelNotFound
+from tokenizers import Tokenizer
+
+from engine.errors import BrokenModel, ModelNotFound, first_line
 from engine.safetensors_file import read_entries
 
 _WANTED = ("config.json", "*.safetensors", "tokenizer.json")
@@ -31,12 +33,19 @@ def check_folder(folder: Path) -> None:
     for name in _JSON_FILES:
         if (folder / name).exists():
             read_json(folder / name)
-    if "model" not in read_json(folder / "tokenizer.json"):
-        raise BrokenModel(f'{folder / "tokenizer.json"} describes no tokenizer: it has no "model"')
+    _check_tokenizer(folder / "tokenizer.json")
     for path in sorted(folder.glob("*.safetensors")):
         read_entries(path)
     if (folder / _INDEX).exists():
         _check_index(folder)
+
+
+def _check_tokenizer(path: Path) -> None:
+    """The router will read it, in a process of its own, when all else has been started."""
+    try:
+        Tokenizer.from_file(str(path))
+    except Exception as error:  # tokenizers raises nothing narrower
+        raise BrokenModel(f"{path} describes no tokenizer: {first_line(error)}") from error
 
 
 def read_json(path: Path) -> Mapping[str, object]:

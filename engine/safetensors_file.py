@@ -28,8 +28,8 @@ class TensorEntry:
 
 def read_entries(path: Path) -> Mapping[str, TensorEntry]:
     """Name → what and where. BrokenModel if the file is not the one that its header describes."""
-    file_bytes = path.stat().st_size
     try:
+        file_bytes = path.stat().st_size
         with path.open("rb") as file:
             (header_bytes,) = struct.unpack("<Q", file.read(_LENGTH_BYTES))
             data_begin = _LENGTH_BYTES + header_bytes
@@ -40,6 +40,8 @@ def read_entries(path: Path) -> Mapping[str, TensorEntry]:
             header = json.loads(file.read(header_bytes))
         header.pop("__metadata__", None)
         entries = {name: _entry(entry, data_begin) for name, entry in header.items()}
+    except OSError as error:
+        raise BrokenModel(f"{path} cannot be read: {error.strerror}") from error
     except (ValueError, KeyError, TypeError, AttributeError, struct.error) as error:
         raise BrokenModel(f"{path} is no safetensors file: its header cannot be read") from error
     expected = max((entry.end for entry in entries.values()), default=data_begin)

@@ -55,10 +55,12 @@ def test_a_file_that_is_no_json_object_is_named(name, content, folder):
         resolve_model(str(folder))
 
 
-def test_a_tokenizer_file_without_a_tokenizer_is_named(folder):
-    (folder / "tokenizer.json").write_text('{"version": "1.0"}')
-    with pytest.raises(BrokenModel, match=r"tokenizer\.json describes no tokenizer"):
+@pytest.mark.parametrize("content", ['{"version": "1.0"}', '{"model": {"type": "Nonsense"}}'])
+def test_a_tokenizer_file_without_a_tokenizer_is_named(content, folder):
+    (folder / "tokenizer.json").write_text(content)
+    with pytest.raises(BrokenModel, match=r"tokenizer\.json describes no tokenizer: .") as caught:
         resolve_model(str(folder))
+    assert "\n" not in str(caught.value)
 
 
 def test_entries_are_what_the_file_holds(folder):
@@ -91,6 +93,20 @@ def test_safetensors_that_are_not_whole_are_named(hurt: Callable[[bytes], bytes]
     path.write_bytes(hurt(path.read_bytes()))
     with pytest.raises(BrokenModel, match=r"/model\.safetensors (is|has) "):
         resolve_model(str(folder))
+
+
+def test_a_file_that_leads_nowhere_is_named(folder):
+    path = folder / "model.safetensors"
+    path.unlink()
+    path.symlink_to(folder / "gone")
+    with pytest.raises(BrokenModel, match=r"/model\.safetensors cannot be read: No such file"):
+        resolve_model(str(folder))
+
+
+def test_an_end_of_text_that_is_no_id_is_named(folder):
+    rewrite(folder / "generation_config.json", eos_token_id="</s>")
+    with pytest.raises(BrokenModel, match=r"generation_config\.json: eos_token_id is '</s>'"):
+        load(folder)
 
 
 def shard(folder: Path) -> list[Path]:
