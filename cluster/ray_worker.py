@@ -6,7 +6,8 @@ import asyncio
 import os
 import signal
 import socket
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
+from functools import partial
 
 import ray
 from ray import ObjectRef, ObjectRefGenerator
@@ -15,7 +16,7 @@ from ray.exceptions import RayActorError, RayTaskError, RuntimeEnvSetupError
 from ray.runtime_env import RuntimeEnv
 
 from cluster.network import Bind, is_here
-from cluster.placement import Wanted, why_pending
+from cluster.placement import Wanted, can_take, why_pending
 from cluster.processes import ProcessId
 from cluster.ray_environment import packed
 from cluster.ray_nodes import is_placed, ray_nodes
@@ -47,7 +48,9 @@ class RayWorker:
             environment = await asyncio.to_thread(packed, self._spec.pool.runtime_env)
             self._actor = _create(self._spec, wanted, environment)
             events = self._actor.start.options(num_returns="streaming").remote()
-            async for reference in _with_patience(self._actor, events, wanted):
+            async for reference in _with_patience(
+                events, partial(_why_no_news, self._actor, wanted, environment)
+            ):
                 event: StartEvent = reference if isinstance(reference, Pending) else await reference
                 if isinstance(event, Loading) and event.node == socket.gethostname():
                     self._process = self._process or ProcessId.of(event.pid)
@@ -116,13 +119,13 @@ def _create(spec: WorkerSpec, wanted: Wanted, environment: RuntimeEnv | None) ->
 
 
 async def _with_patience(
-    actor: ActorHandle, events: ObjectRefGenerator, wanted: Wanted
+    events: ObjectRefGenerator, why_no_news: Callable[[], str]
 ) -> AsyncIterator[ObjectRef[StartEvent] | Pending]:
     """All events; until the first one comes, why it does not."""
     first = asyncio.ensure_future(anext(events))
     try:
         while not (await asyncio.wait({first}, timeout=_LOOK_EVERY_S))[0]:
-            yield Pending(await asyncio.to_thread(_why_no_news, actor, wanted))
+            yield Pending(await asyncio.to_thread(why_no_news))
         yield await first
     except StopAsyncIteration:
         return
@@ -132,10 +135,13 @@ async def _with_patience(
         yield event
 
 
-def _why_no_news(actor: ActorHandle, wanted: Wanted) -> str:
+def _why_no_news(actor: ActorHandle, wanted: Wanted, environment: RuntimeEnv | None) -> str:
     if is_placed(actor):
         return "its process is starting"
-    return f"waits to be placed: wants {wanted}; {why_pending(wanted, ray_nodes())}"
+    nodes = ray_nodes()
+    if environment is not None and any(can_take(wanted, node) for node in nodes):
+        return "Ray sets up its runtime_env"
+    return f"waits to be placed: wants {wanted}; {why_pending(wanted, nodes)}"
 
 
 def how_it_died(error: RayActorError) -> str:
