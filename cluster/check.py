@@ -14,10 +14,10 @@ from cluster.config import ClusterConfig
 from cluster.errors import ClusterError, PartError
 from cluster.folders import with_absolute_paths
 from cluster.launch import refuse_a_taken_port
-from cluster.local_ray import QUIET
-from cluster.memory import CONTROL_BYTES, OWN_RAY_BYTES, WorkerEstimate, estimate
-from cluster.network import LOOPBACK
-from cluster.placement import Node, Wanted, assign, why_pending
+from cluster.nodes.local_ray import QUIET
+from cluster.nodes.memory import CONTROL_BYTES, OWN_RAY_BYTES, WorkerEstimate, estimate
+from cluster.nodes.network import LOOPBACK
+from cluster.nodes.placement import Node, Wanted, assign, why_pending
 from engine.errors import ModelError
 from engine.model_facts import ModelFacts, gpu_memory_bytes, locate_model, read_facts
 from router.text.model_folder import ModelFolderError, read_model_folder
@@ -84,8 +84,8 @@ def _find_nodes(config: ClusterConfig, report: Report) -> list[Node]:
     if config.ray.address == "local":
         return [_this_machine(config)]
     os.environ.update(QUIET)
-    from cluster.actors import bind_here, connected  # Ray is loaded only where it is needed
-    from cluster.ray_nodes import ray_nodes
+    from cluster.actors.handles import bind_here, connected  # Ray is loaded only where it is needed
+    from cluster.nodes.ray_nodes import ray_nodes
 
     try:
         with connected(config.ray.address):

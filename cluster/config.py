@@ -11,7 +11,7 @@ from typing import Annotated, Literal
 
 from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, StrictInt, model_validator
 
-from cluster.labels import checked_selector
+from cluster.nodes.labels import checked_selector
 from engine.config import ByteSize, EngineConfig, ModelConfig
 from router.config import RouterSettings
 from worker.identity import Role

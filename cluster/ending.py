@@ -5,8 +5,8 @@ from __future__ import annotations
 import os
 
 from cluster.errors import PartError, StateError
-from cluster.local_ray import QUIET, remove_folder
-from cluster.processes import end
+from cluster.nodes.local_ray import QUIET, remove_folder
+from cluster.nodes.processes import end
 from cluster.state import ClusterRecord, forget, locked
 
 # For the router to refuse new requests and everybody to close; Ray's own processes take ever so long.
@@ -35,7 +35,7 @@ def end_cluster(record: ClusterRecord) -> None:
 def _end_guest(name: str, ray_address: str) -> None:
     """Our actors in a Ray that is not ours. With a Ray that is gone they are gone too."""
     os.environ.update(QUIET)
-    from cluster.actors import connected, end_actors  # Ray is loaded only where it is needed
+    from cluster.actors.handles import connected, end_actors  # Ray is loaded only where it is needed
 
     try:
         with connected(ray_address):

@@ -18,14 +18,14 @@ from cluster.config import ClusterConfig, split_address
 from cluster.ending import end_cluster
 from cluster.errors import LaunchError, PartError, StateError
 from cluster.folders import with_absolute_paths
-from cluster.local_ray import (
+from cluster.nodes.local_ray import (
     QUIET,
     RayHead,
     make_folder,
     ray_environment,
     start_local_ray,
 )
-from cluster.processes import ProcessId
+from cluster.nodes.processes import ProcessId
 from cluster.readiness import Progress, wait_for_router, wait_for_workers
 from cluster.state import (
     ClusterRecord,
@@ -79,7 +79,7 @@ def _launch(config: ClusterConfig, folder: Path, record: ClusterRecord, progress
     progress("model", "ready")
     # Ray reads its settings from the environment when it is imported: `_start_ray` has put its own there.
     os.environ.update(QUIET)
-    from cluster.actors import address, bind_here, connected, start_controller, start_router
+    from cluster.actors.handles import address, bind_here, connected, start_controller, start_router
 
     log_folder = folder / "logs"
     with connected(head.address):

@@ -19,7 +19,7 @@ from pathlib import Path
 from pydantic import BaseModel, ConfigDict, ValidationError
 
 from cluster.errors import StateError
-from cluster.processes import ProcessId, family
+from cluster.nodes.processes import ProcessId, family
 
 
 class ClusterRecord(BaseModel):

@@ -13,7 +13,7 @@ import typer
 
 from cluster.config import split_address
 from cluster.config_file import load_config
-from cluster.network import is_loopback
+from cluster.nodes.network import is_loopback
 from pdserve.cli.console import err, out
 from pdserve.cli.steps import shown_steps
 

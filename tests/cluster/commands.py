@@ -15,7 +15,7 @@ from pathlib import Path
 
 import psutil
 
-from cluster.processes import family
+from cluster.nodes.processes import family
 from cluster.state import ClusterRecord
 from pdserve.results import Worker, WorkerState
 

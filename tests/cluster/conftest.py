@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from cluster.local_ray import RayHead, make_folder, ray_environment, remove_folder, start_local_ray
-from cluster.processes import ProcessId, end
+from cluster.nodes.local_ray import RayHead, make_folder, ray_environment, remove_folder, start_local_ray
+from cluster.nodes.processes import ProcessId, end
 from tests.cluster.commands import Commands, leftovers, temp_folders
 
 

@@ -16,7 +16,7 @@ from pathlib import Path
 
 import pytest
 
-from cluster.processes import is_running
+from cluster.nodes.processes import is_running
 from pdserve import Client
 from pdserve.client import ChatMessage, Cluster, Finished, PdserveError, Role
 from tests.cluster.commands import Commands, free_port, is_ready, write_config

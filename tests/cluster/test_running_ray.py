@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from cluster.local_ray import RayHead
+from cluster.nodes.local_ray import RayHead
 from tests.cluster.commands import Commands, free_port, write_config
 from tests.models import tiny_model
 

@@ -8,8 +8,8 @@ from pathlib import Path
 import psutil
 import pytest
 
-from cluster.local_ray import RayHead
-from cluster.processes import is_running
+from cluster.nodes.local_ray import RayHead
+from cluster.nodes.processes import is_running
 from tests.cluster.commands import Commands, free_port
 from tests.models import tiny_model
 

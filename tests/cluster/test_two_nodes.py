@@ -18,7 +18,7 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM
 
-from cluster.local_ray import make_folder, ray_environment, remove_folder
+from cluster.nodes.local_ray import make_folder, ray_environment, remove_folder
 from tests.cluster.commands import Commands, free_port
 from tests.models import tiny_model
 

@@ -8,9 +8,9 @@ from dataclasses import dataclass
 
 from cluster.config import ClusterConfig
 from cluster.config_file import parse_config
-from cluster.health import Patience
-from cluster.membership import Membership, WorkerState
-from cluster.supervisor import Supervisor
+from cluster.control.health import Patience
+from cluster.control.membership import Membership, WorkerState
+from cluster.control.supervisor import Supervisor
 from tests.unit.cluster.scripted_handles import Script
 from worker.identity import Role
 

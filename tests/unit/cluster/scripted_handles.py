@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 
 import grpc
 
-from cluster.worker_handle import (
+from cluster.control.worker_handle import (
     Loading,
     Pending,
     Started,

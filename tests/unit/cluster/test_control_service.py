@@ -10,9 +10,9 @@ import pytest
 import pytest_asyncio
 
 from cluster.config import MAX_WORKERS, ClusterConfig
-from cluster.control_service import ControlService, Watchers
-from cluster.membership import WorkerState
-from cluster.snapshot import cluster_snapshot
+from cluster.control.control_service import ControlService, Watchers
+from cluster.control.membership import WorkerState
+from cluster.control.snapshot import cluster_snapshot
 from pdserve.v1 import cluster_pb2 as pb
 from pdserve.v1.cluster_pb2_grpc import ControlStub, add_ControlServicer_to_server
 from pdserve.v1.errors import FailedPrecondition, InvalidArgument, NotFound, from_rpc_error

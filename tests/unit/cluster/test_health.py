@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from cluster.health import Patience, Verdict, judge
-from cluster.membership import WorkerState
+from cluster.control.health import Patience, Verdict, judge
+from cluster.control.membership import WorkerState
 
 S, V = WorkerState, Verdict
 PATIENCE = Patience(unhealthy_after_s=3, dead_after_s=30)

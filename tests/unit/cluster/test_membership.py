@@ -6,7 +6,7 @@ import itertools
 
 import pytest
 
-from cluster.membership import IllegalMove, Member, Membership, WorkerState
+from cluster.control.membership import IllegalMove, Member, Membership, WorkerState
 from worker.identity import Role
 
 S = WorkerState

@@ -6,7 +6,7 @@ import pytest
 
 from cluster.config_file import parse_config
 from cluster.errors import PartError
-from cluster.network import Bind, choose_bind, in_url, is_here
+from cluster.nodes.network import Bind, choose_bind, in_url, is_here
 
 HERE, THERE = "10.0.0.1", "10.0.0.2"
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from cluster.membership import Member, Pool, WorkerState
-from cluster.policy import layout_difference, plan_pool, retry_delay_s
+from cluster.control.membership import Member, Pool, WorkerState
+from cluster.control.policy import layout_difference, plan_pool, retry_delay_s
 from pdserve.v1.cluster_pb2 import KVLayout
 from worker.identity import Role
 

@@ -8,7 +8,7 @@ import time
 
 import psutil
 
-from cluster.processes import ProcessId, end, family, is_running
+from cluster.nodes.processes import ProcessId, end, family, is_running
 
 # Starts a child that ignores SIGTERM, says its pid, and waits.
 PARENT = '''

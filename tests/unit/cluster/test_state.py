@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from cluster.errors import StateError
-from cluster.processes import ProcessId
+from cluster.nodes.processes import ProcessId
 from cluster.state import (
     ClusterRecord,
     cluster_folder,

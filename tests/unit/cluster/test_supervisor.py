@@ -8,7 +8,7 @@ from collections.abc import AsyncIterator
 import pytest
 import pytest_asyncio
 
-from cluster.membership import WorkerState
+from cluster.control.membership import WorkerState
 from pdserve.v1.cluster_pb2 import WORKER_STATE_UNHEALTHY, KVLayout
 from tests.unit.cluster.harness import Cluster, config, started
 from worker.identity import Role
@@ -38,7 +38,7 @@ async def test_a_worker_says_what_it_does_until_it_is_ready() -> None:
 async def test_a_worker_that_cannot_start_says_why_and_is_tried_again(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr("cluster.supervisor.retry_delay_s", lambda num_failures: 0.01)
+    monkeypatch.setattr("cluster.control.supervisor.retry_delay_s", lambda num_failures: 0.01)
     async with started(config(1, 0)) as cluster:
         cluster.script.start_error = "no weights in /models/x"
         cluster.script.may_start.set()
@@ -142,7 +142,7 @@ async def test_a_worker_waits_for_a_place_until_its_deadline_and_is_tried_again(
 async def test_a_new_target_forgets_what_failed_under_the_old_one(
     running: Cluster, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("cluster.supervisor.retry_delay_s", lambda num_failures: 0.01)
+    monkeypatch.setattr("cluster.control.supervisor.retry_delay_s", lambda num_failures: 0.01)
     running.script.start_error = "no room"
     running.scale(Role.DECODE, 2)
     pool = running.membership.pools[Role.DECODE]

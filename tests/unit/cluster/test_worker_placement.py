@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from cluster.config import PoolConfig
-from cluster.labels import checked_selector, is_met
-from cluster.placement import Node, Wanted, assign, why_pending
+from cluster.nodes.labels import checked_selector, is_met
+from cluster.nodes.placement import Node, Wanted, assign, why_pending
 
 A = Node("a", "10.0.0.1", {"CPU": 4, "memory": 2.0**33}, {"CPU": 1, "memory": 2.0**33}, {"zone": "a"})
 B = Node("b", "10.0.0.2", {"CPU": 2, "GPU": 1}, {"CPU": 2, "GPU": 1}, {"zone": "b", "role": "decode"})

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from enum import Enum, auto
 
-from cluster.membership import WorkerState
+from cluster.control.membership import WorkerState
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,7 +6,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from itertools import count, islice
 
-from cluster.membership import COUNTED, Member, Pool, WorkerState, place
+from cluster.control.membership import COUNTED, Member, Pool, WorkerState, place
 from pdserve.v1.cluster_pb2 import KVLayout
 from worker.identity import Role
 

@@ -12,15 +12,15 @@ from pathlib import Path
 
 import grpc
 
-from cluster.actor_process import die_with_parent, log_to
+from cluster.actors.actor_process import die_with_parent, log_to
+from cluster.actors.ray_worker import RayWorker
 from cluster.config import ClusterConfig
-from cluster.control_service import ControlService, Watchers
-from cluster.membership import Membership
-from cluster.network import LOOPBACK, Bind
-from cluster.ray_worker import RayWorker
-from cluster.snapshot import cluster_snapshot
+from cluster.control.control_service import ControlService, Watchers
+from cluster.control.membership import Membership
+from cluster.control.snapshot import cluster_snapshot
+from cluster.control.supervisor import Supervisor
+from cluster.nodes.network import LOOPBACK, Bind
 from cluster.state import write_whole
-from cluster.supervisor import Supervisor
 from pdserve.v1 import cluster_pb2, cluster_pb2_grpc
 from worker.identity import Role
 

@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from cluster.config import KVTransferConfig, PoolConfig
-from cluster.network import Bind
-from cluster.placement import Wanted
+from cluster.nodes.network import Bind
+from cluster.nodes.placement import Wanted
 from engine.config import ModelConfig
 from worker.identity import Role
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from cluster.config import ClusterConfig
-from cluster.membership import Member, Membership, Pool, WorkerState
+from cluster.control.membership import Member, Membership, Pool, WorkerState
 from pdserve.v1 import cluster_pb2
 from worker.identity import Role
 

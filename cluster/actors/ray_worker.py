@@ -15,13 +15,13 @@ from ray.actor import ActorHandle
 from ray.exceptions import RayActorError, RayTaskError, RuntimeEnvSetupError
 from ray.runtime_env import RuntimeEnv
 
-from cluster.network import Bind, is_here
-from cluster.placement import Wanted, can_take, why_pending
-from cluster.processes import ProcessId
-from cluster.ray_environment import packed
-from cluster.ray_nodes import is_placed, ray_nodes
-from cluster.worker_actor import WorkerActor
-from cluster.worker_handle import Loading, Pending, StartEvent, StartFailed, WorkerGone, WorkerSpec
+from cluster.actors.worker_actor import WorkerActor
+from cluster.control.worker_handle import Loading, Pending, StartEvent, StartFailed, WorkerGone, WorkerSpec
+from cluster.nodes.network import Bind, is_here
+from cluster.nodes.placement import Wanted, can_take, why_pending
+from cluster.nodes.processes import ProcessId
+from cluster.nodes.ray_environment import packed
+from cluster.nodes.ray_nodes import is_placed, ray_nodes
 
 # All our actors, of all clusters, are in this namespace of Ray.
 NAMESPACE = "pdserve"

@@ -13,13 +13,18 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from cluster.config import ClusterConfig
-from cluster.health import Patience, Verdict, judge
-from cluster.membership import SERVING, Member, Membership, WorkerState
-from cluster.network import Bind
-from cluster.policy import FAILURES_UNTIL_UNRECOVERABLE, Plan, layout_difference, plan_pool, retry_delay_s
-from cluster.probe import Probe
-from cluster.tasks import Tasks
-from cluster.worker_handle import (
+from cluster.control.health import Patience, Verdict, judge
+from cluster.control.membership import SERVING, Member, Membership, WorkerState
+from cluster.control.policy import (
+    FAILURES_UNTIL_UNRECOVERABLE,
+    Plan,
+    layout_difference,
+    plan_pool,
+    retry_delay_s,
+)
+from cluster.control.probe import Probe
+from cluster.control.tasks import Tasks
+from cluster.control.worker_handle import (
     Loading,
     Pending,
     Started,
@@ -28,6 +33,7 @@ from cluster.worker_handle import (
     WorkerHandle,
     WorkerSpec,
 )
+from cluster.nodes.network import Bind
 from pdserve.v1.cluster_pb2 import WORKER_STATE_UNHEALTHY
 from worker.identity import Role
 

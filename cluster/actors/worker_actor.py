@@ -17,12 +17,12 @@ from typing import TYPE_CHECKING
 import ray
 
 import cluster
-from cluster.actor_process import die_with_parent, log_to
-from cluster.network import LOOPBACK, Bind
-from cluster.worker_handle import Loading, Started, StartEvent, StartFailed, WorkerSpec
+from cluster.actors.actor_process import die_with_parent, log_to
+from cluster.control.worker_handle import Loading, Started, StartEvent, StartFailed, WorkerSpec
+from cluster.nodes.network import LOOPBACK, Bind
 
 if TYPE_CHECKING:
-    from cluster.role_worker import RoleWorker
+    from cluster.actors.role_worker import RoleWorker
     from engine.loop import EngineLoop
 
 log = logging.getLogger(__name__)
@@ -87,13 +87,13 @@ def _node_address() -> str:
 
 
 def _load_engine(spec: WorkerSpec, progress: Callable[[str], None]) -> EngineLoop:
-    from cluster.role_worker import load_engine  # torch comes with it
+    from cluster.actors.role_worker import load_engine  # torch comes with it
 
     return load_engine(spec, progress)
 
 
 def _make_worker(spec: WorkerSpec, engine_loop: EngineLoop, host: str) -> RoleWorker:
-    from cluster.role_worker import make_worker
+    from cluster.actors.role_worker import make_worker
 
     return make_worker(spec, engine_loop, host)
 

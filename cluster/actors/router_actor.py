@@ -15,8 +15,8 @@ import sys
 import time
 from pathlib import Path
 
-from cluster.actor_process import die_with_parent, log_to
-from cluster.policy import retry_delay_s
+from cluster.actors.actor_process import die_with_parent, log_to
+from cluster.control.policy import retry_delay_s
 
 log = logging.getLogger(__name__)
 

@@ -9,9 +9,9 @@ from typing import NoReturn, Protocol, cast
 import grpc
 
 from cluster.config import MAX_WORKERS
-from cluster.membership import IllegalMove, Membership
-from cluster.snapshot import ROLES
-from cluster.supervisor import Supervisor
+from cluster.control.membership import IllegalMove, Membership
+from cluster.control.snapshot import ROLES
+from cluster.control.supervisor import Supervisor
 from pdserve.v1 import cluster_pb2, cluster_pb2_grpc
 from pdserve.v1.errors import FailedPrecondition, InvalidArgument, NotFound, PdserveError, to_status
 from worker.identity import Role

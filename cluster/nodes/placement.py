@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from cluster.config import PoolConfig
-from cluster.labels import ACCELERATOR_TYPE, NODE_ID, is_met
+from cluster.nodes.labels import ACCELERATOR_TYPE, NODE_ID, is_met
 
 # More would fill the screen and say no more.
 _MAX_NODES_NAMED = 4

@@ -14,7 +14,7 @@ from pathlib import Path
 from pydantic import BaseModel, ValidationError
 
 from cluster.errors import PartError
-from cluster.processes import ProcessId
+from cluster.nodes.processes import ProcessId
 
 _TOKEN_FILE = "token"
 # Ray's sockets lie up to 75 characters below its folder, and a Unix socket's path has at most 107.
@@ -65,7 +65,7 @@ def start_local_ray(
     folder: Path, num_cpus: int, timeout_s: float, on_session: Callable[[ProcessId], None]
 ) -> RayHead:
     """Raises PartError. `on_session` is told the session to end, before there is anything else in it."""
-    command = [sys.executable, "-m", "cluster.ray_head", str(folder), str(num_cpus)]
+    command = [sys.executable, "-m", "cluster.nodes.ray_head", str(folder), str(num_cpus)]
     with open(folder / "start.log", "wb") as log:
         starter = subprocess.Popen(
             command,

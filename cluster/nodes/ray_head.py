@@ -1,4 +1,4 @@
-"""The process that starts our own Ray: `python -m cluster.ray_head FOLDER NUM_CPUS`.
+"""The process that starts our own Ray: `python -m cluster.nodes.ray_head FOLDER NUM_CPUS`.
 
 Prints one JSON line (RayHead) once Ray takes connections, and exits; what it started stays. It leads a Unix
 session, by which everything below our Ray is found again. Ray's own `ray start` cannot stay on the loopback
@@ -13,8 +13,8 @@ import sys
 from ray._private.node import Node
 from ray._private.parameter import RayParams
 
-from cluster.local_ray import RayHead
-from cluster.processes import ProcessId
+from cluster.nodes.local_ray import RayHead
+from cluster.nodes.processes import ProcessId
 
 # Pools want the machine's memory; only small messages pass through Ray. Ray takes no less than 75 MB.
 OBJECT_STORE_BYTES = 100_000_000

@@ -6,8 +6,8 @@ from collections.abc import Callable
 from typing import Protocol
 
 from cluster.config import TransportName
-from cluster.network import in_url
-from cluster.worker_handle import WorkerSpec
+from cluster.control.worker_handle import WorkerSpec
+from cluster.nodes.network import in_url
 from decode_worker.worker import DecodeWorker
 from engine.engine import Engine
 from engine.loop import EngineLoop

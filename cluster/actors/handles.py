@@ -15,13 +15,13 @@ from ray.exceptions import GetTimeoutError, RayActorError, RayTaskError
 from ray.util import list_named_actors
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
+from cluster.actors.ray_worker import NAMESPACE, actor_name, how_it_died
+from cluster.actors.router_actor import RouterActor
 from cluster.config import ClusterConfig, split_address
-from cluster.controller import Controller
+from cluster.control.controller import Controller
 from cluster.errors import PartError
-from cluster.network import Bind, choose_bind
-from cluster.ray_nodes import ray_nodes
-from cluster.ray_worker import NAMESPACE, actor_name, how_it_died
-from cluster.router_actor import RouterActor
+from cluster.nodes.network import Bind, choose_bind
+from cluster.nodes.ray_nodes import ray_nodes
 
 _STOP_TIMEOUT_S = 15.0
 _REACH_TIMEOUT_S = 5.0

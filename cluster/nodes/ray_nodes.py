@@ -7,7 +7,7 @@ import ray
 from ray._private import state
 from ray.actor import ActorHandle
 
-from cluster.placement import Node
+from cluster.nodes.placement import Node
 
 
 def ray_nodes() -> list[Node]:

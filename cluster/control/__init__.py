@@ -1,0 +1,1 @@
+"""The controller: who belongs to the cluster, in which state, and what happens next."""
