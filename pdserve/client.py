@@ -6,6 +6,7 @@ pdserve.v1.errors, whichever side it comes from.
 
 from __future__ import annotations
 
+import re
 from collections.abc import AsyncGenerator, Awaitable, Callable
 from types import TracebackType
 from typing import TypeVar
@@ -102,13 +103,16 @@ _CHANNEL_OPTIONS = (
     ("grpc.keepalive_timeout_ms", 10_000),
     ("grpc.http2.ping_timeout_ms", 10_000),
 )
+_LOOPBACK = re.compile(r"(127\.[\d.]+|localhost|\[::1\]):\d+$")
 
 
 class Client:
     """One channel to one router. Any number of calls may run at once."""
 
     def __init__(self, address: str) -> None:
-        self._channel = grpc.aio.insecure_channel(address, options=_CHANNEL_OPTIONS)
+        # A proxy in the environment is for the world outside, and this machine is none of it.
+        proxy = (("grpc.enable_http_proxy", 0),) if _LOOPBACK.match(address) else ()
+        self._channel = grpc.aio.insecure_channel(address, options=(*_CHANNEL_OPTIONS, *proxy))
         self._generation = generation_pb2_grpc.GenerationStub(self._channel)
         self._admin = cluster_pb2_grpc.AdminStub(self._channel)
 

@@ -50,7 +50,11 @@ class GrpcTransport:
         self, block_bytes: int, connect_timeout_s: float = 5.0, send_timeout_s: float = 10.0
     ) -> None:
         # A connection of its own, not one shared with the control plane of the same process.
-        self._options = [*_options(block_bytes), ("grpc.use_local_subchannel_pool", 1)]
+        self._options = [
+            *_options(block_bytes),
+            ("grpc.use_local_subchannel_pool", 1),
+            ("grpc.enable_http_proxy", 0),  # one in the environment is for the world outside
+        ]
         self._connect_timeout_s = connect_timeout_s
         self._send_timeout_s = send_timeout_s
 

@@ -14,6 +14,8 @@ from router.loss import back_off_s
 logger = logging.getLogger(__name__)
 
 CHANNEL_OPTIONS = (
+    # http_proxy in the environment is for the world outside.
+    ("grpc.enable_http_proxy", 0),
     ("grpc.max_receive_message_length", -1),
     ("grpc.initial_reconnect_backoff_ms", 100),
     ("grpc.min_reconnect_backoff_ms", 100),

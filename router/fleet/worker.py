@@ -29,6 +29,8 @@ T = TypeVar("T")
 logger = logging.getLogger(__name__)
 
 _CHANNEL_OPTIONS = (
+    # http_proxy in the environment is for the world outside.
+    ("grpc.enable_http_proxy", 0),
     ("grpc.max_receive_message_length", -1),
     ("grpc.max_send_message_length", -1),
     # A process that is stopped, or a host that is gone, closes no connection: pings find out in 6 s.

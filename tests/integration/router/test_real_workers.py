@@ -88,6 +88,15 @@ async def test_a_seeded_sample_is_the_same_alone_in_a_crowd_and_colocated(
         reference.assert_follows(prompt(40), answer.token_ids, sampling)
 
 
+async def test_a_proxy_for_the_world_outside_is_not_used_inside(
+    folder: Path, loaded: LoadedModel, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("http_proxy", "http://127.0.0.1:9")  # nobody listens there
+    async with serving(folder, loaded) as cluster:
+        answer = await cluster.client.generate(prompt(20), max_tokens=3, ignore_eos=True, timeout=20)
+        assert len(answer.token_ids) == 3
+
+
 async def test_n_sequences_share_the_prompts_blocks(folder: Path, loaded: LoadedModel) -> None:
     async with serving(folder, loaded) as cluster:
         answer = await cluster.client.generate(prompt(5 * B + 1), max_tokens=6, seed=3, n=3, ignore_eos=True)
