@@ -5,6 +5,7 @@ stays when a tiny pool preempts and when a decode worker is lost in the middle o
 from __future__ import annotations
 
 import asyncio
+import itertools
 import random
 from collections import Counter
 from collections.abc import Mapping
@@ -180,12 +181,38 @@ async def test_each_option_gives_what_one_process_gives(
 async def test_options_survive_preemption(
     folder: Path, loaded: LoadedModel, sampler: ReferenceSampler, long: list[Wish]
 ) -> None:
-    """Pools of two or three sequences: almost everybody waits, or is thrown out in between."""
-    async with serving(folder, loaded, num_blocks=14) as cluster:
+    """A pool of a few sequences, whose growth nobody kept room for: they throw each other out."""
+    async with serving(folder, loaded, block_size=4, num_blocks=64) as cluster:
         answers = await asyncio.gather(*(wish.ask(cluster.client) for wish in long))
         (decode,) = cluster.of(Role.DECODE)
         assert decode.describe().counters.num_preemptions > 5
     for wish, answer in zip(long, answers, strict=True):
+        wish.check(sampler, answer)
+
+
+async def test_options_survive_being_thrown_out_every_few_tokens(
+    folder: Path,
+    loaded: LoadedModel,
+    sampler: ReferenceSampler,
+    short: list[Wish],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Which sequences a small pool throws out is chance: here it is every one of them, many times."""
+    async with serving(folder, loaded, num_blocks=400) as cluster:
+        (decode,) = cluster.of(Role.DECODE)
+        engine = decode._loop.engine
+        steps, step = itertools.count(1), engine.step
+
+        def preempting() -> StepResult:
+            if next(steps) % 5 == 0:
+                for sequence in list(engine._scheduler.running.values()):
+                    engine._scheduler._preempt(sequence)
+            return step()
+
+        monkeypatch.setattr(engine, "step", preempting)
+        answers = await asyncio.gather(*(wish.ask(cluster.client) for wish in short))
+        assert decode.describe().counters.num_preemptions > 2 * len(short)
+    for wish, answer in zip(short, answers, strict=True):
         wish.check(sampler, answer)
 
 
