@@ -8,16 +8,16 @@ from pathlib import Path
 from typing import cast
 
 import torch
-from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedConfig
+from transformers import AutoModelForCausalLM, PreTrainedConfig
 
+from engine.architecture import building, check_context, choose_dtype, read_config, stored_dtype
 from engine.attention import ATTENTION_NAME
 from engine.config import ModelConfig
-from engine.errors import BrokenModel, ModelError, UnsupportedModel, first_line
+from engine.errors import BrokenModel, ModelError
 from engine.fingerprint import model_fingerprint
 from engine.layout import DTYPES, KVLayout
 from engine.model_files import read_json
 from engine.model_probe import probe_model
-from engine.rotary import check_rotary
 from engine.weights import no_progress, resolve_model
 
 
@@ -49,11 +49,12 @@ class LoadedModel:
 def load_model(config: ModelConfig, progress: Callable[[str], None] = no_progress) -> LoadedModel:
     """Raises ModelError; the message names the file or what is missing."""
     folder = resolve_model(config.id, progress)
-    hf_config = _config(folder)
+    hf_config = read_config(folder)
     device = _device(config.device)
-    dtype = _dtype(config.dtype, hf_config, device)
-    max_model_len = _max_model_len(config.max_model_len, hf_config)
-    check_rotary(_rope_parameters(hf_config), _context(hf_config), max_model_len)
+    dtype = choose_dtype(config.dtype, stored_dtype(hf_config), device.type == "cuda")
+    max_model_len = check_context(hf_config, config.max_model_len)
+    if max_model_len is None:
+        raise ModelError(f"{hf_config.model_type} names no context length: set max_model_len")
     progress(f"loading {config.id} as {dtype} on {device}")
     module = _module(folder, hf_config, dtype)
     module.to(device)
@@ -74,22 +75,9 @@ def load_model(config: ModelConfig, progress: Callable[[str], None] = no_progres
     )
 
 
-def _config(folder: Path) -> PreTrainedConfig:
-    try:
-        hf_config: PreTrainedConfig = AutoConfig.from_pretrained(folder)
-    except Exception as error:  # every family's config checks itself in its own way
-        reason = first_line(error)
-        raise UnsupportedModel(f"transformers cannot use {folder / 'config.json'}: {reason}") from error
-    if hf_config.is_encoder_decoder:
-        raise UnsupportedModel(
-            f"{hf_config.model_type} is an encoder-decoder model; decoders are served here"
-        )
-    return hf_config
-
-
 def _module(folder: Path, hf_config: PreTrainedConfig, dtype: str) -> torch.nn.Module:
     kind = hf_config.model_type
-    try:
+    with building(f"{kind} in {folder}"):
         # With output_loading_info it gives a pair, which its annotations do not say.
         loaded: object = AutoModelForCausalLM.from_pretrained(
             folder,
@@ -98,15 +86,6 @@ def _module(folder: Path, hf_config: PreTrainedConfig, dtype: str) -> torch.nn.M
             attn_implementation=ATTENTION_NAME,
             output_loading_info=True,
         )
-    except KeyError as error:
-        if error.args != (ATTENTION_NAME,):
-            raise UnsupportedModel(f"{kind} in {folder} cannot be built: {error} is missing") from error
-        raise UnsupportedModel(
-            f"{kind} brings attentions of its own, chosen by name, and does not call the attention interface"
-        ) from error
-    except Exception as error:  # the family's own code, written for other attentions
-        reason = first_line(error)
-        raise UnsupportedModel(f"{kind} in {folder} cannot run with our attention: {reason}") from error
     module, report = cast("tuple[torch.nn.Module, Mapping[str, Collection[str]]]", loaded)
     missing = sorted(report["missing_keys"])
     if missing:  # transformers would fill them with random numbers
@@ -119,39 +98,6 @@ def _device(wanted: str) -> torch.device:
     if wanted == "cuda" and not has_cuda:
         raise ModelError("device: cuda was asked for, and torch finds none here")
     return torch.device("cuda" if has_cuda and wanted != "cpu" else "cpu")
-
-
-def _dtype(wanted: str, hf_config: PreTrainedConfig, device: torch.device) -> str:
-    if wanted != "auto":
-        return wanted
-    stored = str(hf_config.dtype or torch.float32).removeprefix("torch.")
-    if stored == "float16" and device.type == "cpu":
-        return "bfloat16"  # CPUs compute float16 slowly where they do at all
-    return stored if stored in DTYPES else "float32"
-
-
-def _context(hf_config: PreTrainedConfig) -> int | None:
-    value = _optional(hf_config, "max_position_embeddings")
-    return value if isinstance(value, int) else None
-
-
-def _rope_parameters(hf_config: PreTrainedConfig) -> Mapping[str, object]:
-    value = _optional(hf_config, "rope_parameters")
-    return value if isinstance(value, Mapping) else {}
-
-
-def _max_model_len(wanted: int | None, hf_config: PreTrainedConfig) -> int:
-    context = _context(hf_config)
-    if context is None and wanted is None:
-        raise ModelError(f"{hf_config.model_type} names no context length: set max_model_len")
-    if context is not None and wanted is not None and wanted > context:
-        raise ModelError(f"max_model_len {wanted} is more than the model's context of {context}")
-    return wanted or context or 0
-
-
-def _optional(hf_config: PreTrainedConfig, name: str) -> object:
-    """Not every family's config has every key."""
-    return getattr(hf_config, name, None)
 
 
 def _eos_token_ids(folder: Path, hf_config: PreTrainedConfig) -> frozenset[int]:

@@ -14,15 +14,23 @@ from pathlib import Path
 import torch
 from huggingface_hub import snapshot_download
 from huggingface_hub.errors import HFValidationError, LocalEntryNotFoundError
-from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedConfig
+from transformers import AutoModelForCausalLM, PreTrainedConfig
 
+from engine.architecture import (
+    building,
+    check_context,
+    check_every_layer_called,
+    choose_dtype,
+    context_of,
+    read_config,
+    stored_dtype,
+)
 from engine.attention import ATTENTION_NAME
 from engine.attention_probe import AttentionProbe, LayerNotes
 from engine.config import EngineConfig
-from engine.errors import ModelError, ModelNotFound, UnsupportedModel, first_line
+from engine.errors import ModelError, ModelNotFound, UnsupportedModel
 from engine.layout import DTYPES, KVLayout
 from engine.model_files import check_folder
-from engine.rotary import check_rotary
 from engine.safetensors_file import read_entries
 from engine.weights import PACKAGED_HUB_ID, PACKAGED_MODEL, packaged_gguf
 
@@ -48,11 +56,7 @@ class ModelFacts:
 
     def dtype(self, wanted: str, is_cuda: bool) -> str:
         """As loading decides it."""
-        if wanted != "auto":
-            return wanted
-        if self.stored_dtype == "float16" and not is_cuda:
-            return "bfloat16"
-        return self.stored_dtype if self.stored_dtype in DTYPES else "float32"
+        return choose_dtype(wanted, self.stored_dtype, is_cuda)
 
     def weights_bytes(self, dtype: str) -> int:
         return self.num_weights * DTYPES[dtype].itemsize
@@ -91,13 +95,13 @@ def read_facts(path: Path, max_model_len: int | None) -> ModelFacts:
     """
     if path.is_dir():
         check_folder(path)
-        config, num_weights, stored_dtype = _config(path), _num_weights(path), None
+        config, num_weights = read_config(path), _num_weights(path)
+        stored = stored_dtype(config)
     else:
         num_weights = _num_gguf_weights(path)
-        config, stored_dtype = _config(path.parent, path.name), "bfloat16"  # what it is converted to
+        config, stored = read_config(path.parent, path.name), "bfloat16"  # what it is converted to
     text = config.get_text_config()
-    context = getattr(text, "max_position_embeddings", None)  # not every family names one
-    _check_context(config, context if isinstance(context, int) else None, max_model_len)
+    check_context(config, max_model_len)
     notes = _layers(config)
     if notes is None:
         heads = int(getattr(text, "num_key_value_heads", None) or text.num_attention_heads)
@@ -107,14 +111,14 @@ def read_facts(path: Path, max_model_len: int | None) -> ModelFacts:
     return ModelFacts(
         kind=str(config.model_type),
         num_weights=num_weights,
-        stored_dtype=stored_dtype or str(config.dtype or torch.float32).removeprefix("torch."),
+        stored_dtype=stored,
         num_layers=int(text.num_hidden_layers),
         num_kv_heads=heads,
         head_dim=head_dim,
         hidden_size=int(text.hidden_size),
         intermediate_size=int(getattr(text, "intermediate_size", None) or 4 * text.hidden_size),
         vocab_size=int(text.vocab_size),
-        context=context if isinstance(context, int) else None,
+        context=context_of(config),
     )
 
 
@@ -140,57 +144,25 @@ def _num_gguf_weights(path: Path) -> int:
     return sum(int(tensor.n_elements) for tensor in GGUFReader(path).tensors)
 
 
-def _config(folder: Path, gguf_file: str | None = None) -> PreTrainedConfig:
-    try:
-        config: PreTrainedConfig = AutoConfig.from_pretrained(folder, gguf_file=gguf_file)
-    except Exception as error:  # every family's config checks itself in its own way
-        source, reason = folder / (gguf_file or "config.json"), first_line(error)
-        raise UnsupportedModel(f"transformers cannot use {source}: {reason}") from error
-    if config.is_encoder_decoder:
-        raise UnsupportedModel(f"{config.model_type} is an encoder-decoder model; decoders are served here")
-    return config
-
-
-def _check_context(config: PreTrainedConfig, context: int | None, max_model_len: int | None) -> None:
-    if context is not None and max_model_len is not None and max_model_len > context:
-        raise ModelError(f"max_model_len {max_model_len} is more than the model's context of {context}")
-    rope = getattr(config, "rope_parameters", None)  # not every family has them
-    check_rotary(rope or {}, context, max_model_len or context or 0)
-
-
 @torch.inference_mode()
 def _layers(config: PreTrainedConfig) -> Mapping[int, LayerNotes] | None:
     """None where the model cannot be run without numbers. Raises UnsupportedModel."""
     kind = config.model_type
-    try:
-        with torch.device("meta"):
-            module = AutoModelForCausalLM.from_config(  # type: ignore[no-untyped-call]
-                config, attn_implementation=ATTENTION_NAME
-            )
-    except KeyError as error:
-        if error.args != (ATTENTION_NAME,):
-            raise UnsupportedModel(f"{kind} cannot be built: {error} is missing") from error
-        raise UnsupportedModel(
-            f"{kind} brings attentions of its own, chosen by name, and does not call the attention interface"
-        ) from error
-    except Exception as error:  # the family's own code
-        raise UnsupportedModel(f"{kind} cannot run with our attention: {first_line(error)}") from error
+    with building(str(kind)), torch.device("meta"):
+        module = AutoModelForCausalLM.from_config(  # type: ignore[no-untyped-call]
+            config, attn_implementation=ATTENTION_NAME
+        )
     probe = AttentionProbe(watched_row=0)
     positions = torch.arange(_NUM_TOKENS, device="meta")[None]
     try:
         module.eval()(
             input_ids=positions, position_ids=positions, use_cache=False, logits_to_keep=1, paged_batch=probe
         )
+        check_every_layer_called(config, probe.layers)
     except UnsupportedModel as error:
         raise UnsupportedModel(f"{kind}: {error}") from error
     except _NEEDS_NUMBERS:
         return None
-    missing = sorted(set(range(config.get_text_config().num_hidden_layers)) - set(probe.layers))
-    if missing:
-        raise UnsupportedModel(
-            f"{kind}: layers {missing} do not call the attention interface: they are recurrent, or bring an "
-            "attention of their own"
-        )
     return probe.layers
 
 

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 import torch
 from transformers import PreTrainedConfig
 
+from engine.architecture import check_every_layer_called
 from engine.attention_probe import AttentionProbe, LayerNotes
 from engine.errors import UnsupportedModel, first_line
 
@@ -68,12 +69,7 @@ def _run(module: torch.nn.Module, positions: Sequence[int], row: int, device: to
 
 
 def _check_layers(hf_config: PreTrainedConfig, layers: Mapping[int, LayerNotes]) -> None:
-    missing = sorted(set(range(hf_config.num_hidden_layers)) - set(layers))
-    if missing:
-        raise UnsupportedModel(
-            f"layers {missing} do not call the attention interface: they are recurrent, "
-            "or bring an attention of their own"
-        )
+    check_every_layer_called(hf_config, layers)
     kinds: Sequence[str] = getattr(hf_config, "layer_types", None) or ()  # not every family has them
     unknown = sorted(set(kinds) - set(_SERVED_LAYERS))
     if unknown:
