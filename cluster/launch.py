@@ -29,6 +29,7 @@ from cluster.nodes.processes import ProcessId
 from cluster.readiness import Progress, wait_for_router, wait_for_workers
 from cluster.state import (
     ClusterRecord,
+    clear_folder,
     fresh_folder,
     locked,
     read_record,
@@ -62,11 +63,15 @@ def up(config: ClusterConfig, progress: Progress) -> Launched:
             return _launch(config, folder, record, progress)
         except BaseException as error:
             # Ctrl-C included. The record on disk knows more than ours: it is written at every step.
+            is_failure = isinstance(error, Exception)
             with _no_interrupt():
-                progress("cluster", "failed: ending what was started")
+                how = "failed" if is_failure else "interrupted"
+                progress("cluster", f"{how}: ending what was started")
                 end_cluster(read_record(config.name) or record)
+                has_logs = clear_folder(folder, keep_logs=is_failure)
             if isinstance(error, PartError | ModelError):
-                raise LaunchError(f"{error} (logs: {folder / 'logs'})") from error
+                where = f" (logs: {folder / 'logs'})" if has_logs else ""
+                raise LaunchError(f"{error}{where}") from error
             raise
 
 

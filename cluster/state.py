@@ -21,6 +21,8 @@ from pydantic import BaseModel, ConfigDict, ValidationError
 from cluster.errors import StateError
 from cluster.nodes.processes import ProcessId, family
 
+_LOCK = "lock"
+
 
 class ClusterRecord(BaseModel):
     """Written before the first process starts, and again as more is known."""
@@ -57,22 +59,56 @@ def cluster_folder(name: str) -> Path:
 
 @contextmanager
 def locked(name: str) -> Iterator[Path]:
-    """The cluster's folder, for one `up` or `down` at a time. Raises StateError if another is at work."""
-    folder = cluster_folder(name)
-    with open(folder / "lock", "w") as lock:
+    """The cluster's folder, for one `up` or `down` at a time. Raises StateError if another is at work.
+
+    A folder in which nothing is left but the lock goes with it.
+    """
+    with _locked_file(name) as folder:
         try:
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError as error:
-            raise StateError(f'another command is just starting or ending the cluster "{name}"') from error
-        yield folder
+            yield folder
+        finally:
+            if [path.name for path in folder.iterdir()] == [_LOCK]:
+                shutil.rmtree(folder, ignore_errors=True)
+
+
+@contextmanager
+def _locked_file(name: str) -> Iterator[Path]:
+    while True:
+        folder = cluster_folder(name)
+        with open(folder / _LOCK, "w") as lock:
+            try:
+                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError as error:
+                told = f'another command is just starting or ending the cluster "{name}"'
+                raise StateError(told) from error
+            # Its holder may have removed it between our opening and our locking.
+            if _is_at(lock.fileno(), folder / _LOCK):
+                yield folder
+                return
+
+
+def _is_at(descriptor: int, path: Path) -> bool:
+    try:
+        return os.path.samestat(os.fstat(descriptor), path.stat())
+    except FileNotFoundError:
+        return False
 
 
 def fresh_folder(folder: Path) -> None:
     """Forget what an earlier cluster of this name left."""
+    clear_folder(folder, keep_logs=False)
+    (folder / "logs").mkdir(mode=0o700)
+
+
+def clear_folder(folder: Path, keep_logs: bool) -> bool:
+    """Logs are kept only where somebody has written something; the answer says whether."""
     for name in ("cluster.json", "targets.json", "router.json"):
         (folder / name).unlink(missing_ok=True)
-    shutil.rmtree(folder / "logs", ignore_errors=True)
-    (folder / "logs").mkdir(mode=0o700)
+    logs = folder / "logs"
+    if keep_logs and any(path.stat().st_size for path in logs.glob("*")):
+        return True
+    shutil.rmtree(logs, ignore_errors=True)
+    return False
 
 
 def write_record(record: ClusterRecord) -> None:

@@ -8,6 +8,8 @@ from rich.console import Console
 
 from pdserve.v1.errors import DeadlineExceeded, Unavailable
 
+# The exit code after Ctrl-C, as shells give it: 128 + SIGINT.
+INTERRUPTED = 130
 # A file or a pipe has no width that a table would have to fit in.
 _PIPE_WIDTH = None if sys.stdout.isatty() else 200
 out = Console(highlight=False, soft_wrap=True, width=_PIPE_WIDTH)

@@ -1,71 +1,18 @@
-"""`pdserve`: one file for each command; this one gathers them and turns errors into exit codes.
-
-0: done. 1: failed, with one line that says why. 2: wrong usage. Ray and torch are loaded only by the
-commands that start something.
-"""
+"""Where `pdserve` begins: it minds Ctrl-C while the commands are still being imported too."""
 
 from __future__ import annotations
 
 import sys
-from typing import Annotated
-
-import typer
-
-from cluster.config_file import ConfigError
-from cluster.errors import ClusterError
-from pdserve import __version__
-from pdserve.cli import check, demo, down, drain, generate, scale, status, up
-from pdserve.cli.console import err, error_line, out
-from pdserve.v1.errors import PdserveError
-
-app = typer.Typer(
-    name="pdserve",
-    no_args_is_help=True,
-    invoke_without_command=True,
-    add_completion=False,
-    rich_markup_mode="rich",
-    pretty_exceptions_enable=False,
-    help=f"""Serve language models with prefill and decode on separate worker pools.
-
-The way around:
-    pdserve up cluster_configs/local-cpu.yaml
-    pdserve generate --chat "{demo.QUESTION}"
-    pdserve status
-    pdserve scale prefill=2 decode=2
-    pdserve down
-
-Exit codes: 0 done, 1 failed, 2 wrong usage.""",
-)
-
-
-@app.callback()
-def _options(
-    version: Annotated[bool, typer.Option("--version", help="Show the version.", is_eager=True)] = False,
-) -> None:
-    if version:
-        out.print(__version__)
-        raise typer.Exit()
-
-
-app.command("check")(check.check)
-app.command("up")(up.up)
-app.command("status")(status.status)
-app.command("generate")(generate.generate)
-app.command("scale")(scale.scale)
-app.command("drain")(drain.drain)
-app.command("down")(down.down)
-app.command("demo")(demo.demo)
 
 
 def main() -> None:
     try:
-        app()
-    except (ClusterError, ConfigError, PdserveError) as error:
-        error_line(error)
-        sys.exit(1)
+        from pdserve.cli.app import run
+
+        run()
     except KeyboardInterrupt:
-        err.print("interrupted")
-        sys.exit(1)
+        print("interrupted", file=sys.stderr)
+        sys.exit(130)
 
 
 if __name__ == "__main__":

@@ -14,7 +14,7 @@ import typer
 from cluster.config import split_address
 from cluster.config_file import load_config
 from cluster.nodes.network import is_loopback
-from pdserve.cli.console import err, out
+from pdserve.cli.console import INTERRUPTED, err, out
 from pdserve.cli.steps import shown_steps
 
 File = Annotated[
@@ -42,13 +42,13 @@ def up(file: File) -> None:
     signal.signal(signal.SIGTERM, interrupted)
     begun = time.monotonic()
     with shown_steps() as tell:
-        from cluster import launch  # resolving models is heavy, and `--help` need not wait for it
-
         try:
+            from cluster import launch  # resolving models is heavy, and `--help` need not wait for it
+
             launched = launch.up(config, tell)
         except KeyboardInterrupt:
             err.print("interrupted: all that was started has been ended")
-            raise typer.Exit(1) from None
+            raise typer.Exit(INTERRUPTED) from None
     out.print(
         f"[bold green]{launched.name}[/] serves gRPC at [bold]{launched.router}[/] "
         f"after {time.monotonic() - begun:.1f} s (logs: {launched.log_folder})"

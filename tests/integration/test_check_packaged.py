@@ -10,7 +10,7 @@ from typer.testing import CliRunner
 
 from engine.model_facts import locate_model
 from engine.weights import PACKAGED_MODEL
-from pdserve.cli.main import app
+from pdserve.cli.app import app
 
 CONFIG = Path(__file__).parents[2] / "cluster_configs" / "local-cpu.yaml"
 

@@ -10,7 +10,7 @@ from typer.testing import CliRunner
 
 from cluster.check import Report, Severity, check
 from cluster.config_file import parse_config
-from pdserve.cli.main import app
+from pdserve.cli.app import app
 from tests.models import tiny_model
 
 GIB = 2**30

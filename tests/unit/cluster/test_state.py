@@ -11,9 +11,11 @@ from cluster.errors import StateError
 from cluster.nodes.processes import ProcessId
 from cluster.state import (
     ClusterRecord,
+    clear_folder,
     cluster_folder,
     find_cluster,
     forget,
+    fresh_folder,
     locked,
     read_record,
     running_clusters,
@@ -70,3 +72,22 @@ def test_one_command_at_a_time_works_on_a_cluster() -> None:
         pass
     with locked("a"):
         pass
+
+
+def test_a_folder_with_nothing_but_its_lock_goes_with_the_lock() -> None:
+    with locked("a") as folder:
+        fresh_folder(folder)
+        assert (folder / "logs").is_dir()
+        assert not clear_folder(folder, keep_logs=True)
+    assert not folder.exists()
+
+
+def test_logs_that_say_something_are_kept_if_they_shall_be() -> None:
+    for keep_logs in (True, False):
+        with locked("a") as folder:
+            fresh_folder(folder)
+            (folder / "targets.json").touch()
+            (folder / "logs" / "controller.log").write_text("why")
+            assert clear_folder(folder, keep_logs) == keep_logs
+        assert [path.name for path in folder.glob("*.json")] == []
+        assert folder.exists() == keep_logs
