@@ -114,19 +114,20 @@ def _check_surroundings(config: ClusterConfig, report: Report) -> None:
 
 
 def _read_model(config: ClusterConfig, report: Report) -> None:
-    path = locate_model(config.model.id)
-    if path is None:
-        report.add(
-            Severity.WARNING,
-            f"model: {config.model.id} is not on this machine; `up` would look for it on the hub. "
-            "Neither the model nor the memory it takes is checked",
-        )
-        return
     with _finding(report, ModelError, where="model: "):
-        report.facts = read_facts(path, config.model.max_model_len)
-    if path.is_dir():
-        with _finding(report, ModelFolderError, where="model: "):
-            read_model_folder(path)
+        path = locate_model(config.model.id)
+        if path is None:
+            report.add(
+                Severity.WARNING,
+                f"model: {config.model.id} is not on this machine; `up` would look for it on the hub. "
+                "Neither the model nor the memory it takes is checked",
+            )
+            return
+        with _finding(report, ModelError, where="model: "):
+            report.facts = read_facts(path, config.model.max_model_len)
+        if path.is_dir():
+            with _finding(report, ModelFolderError, where="model: "):
+                read_model_folder(path)
 
 
 @contextmanager

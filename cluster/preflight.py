@@ -1,0 +1,67 @@
+"""What `up` refuses before it starts anything, since no worker could live with it. `check` tells more."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+
+import psutil
+
+from cluster.config import ClusterConfig
+from cluster.errors import LaunchError
+from engine.errors import ModelError
+from engine.model_files import read_json
+from engine.weights import local_path
+
+
+def refuse_early(config: ClusterConfig) -> None:
+    """What the file alone shows, held against this machine. Raises LaunchError."""
+    _refuse_large_kv(config, psutil.virtual_memory().total)
+    try:
+        path = local_path(config.model.id)
+        if path is not None and path.is_dir():
+            refuse_context(config, path)
+    except ModelError as error:
+        raise LaunchError(f"model.id: {error}") from error
+
+
+def _refuse_large_kv(config: ClusterConfig, memory_bytes: int) -> None:
+    """Other nodes may be larger, and a GPU has memory of its own."""
+    if config.ray.address != "local" or config.model.device == "cuda":
+        return
+    for role, pool in config.pools.by_role().items():
+        is_on_gpu = config.model.device == "auto" and pool.resources.num_gpus > 0
+        kv_bytes = pool.engine.kv_cache or 0
+        if kv_bytes > memory_bytes and not is_on_gpu:
+            raise LaunchError(
+                f"pools.{role.value}.engine.kv_cache: {_gib(kv_bytes)} for each worker, and this machine has "
+                f"{_gib(memory_bytes)} of memory (pdserve check tells what a worker needs)"
+            )
+
+
+def refuse_context(config: ClusterConfig, model_folder: Path) -> None:
+    """Raises LaunchError for a context that the model has not, ModelError for a broken config.json."""
+    wanted, path = config.model.max_model_len, model_folder / "config.json"
+    context = _context(read_json(path)) if wanted is not None and path.exists() else None
+    if wanted is not None and context is not None and wanted > context:
+        raise LaunchError(f"model.max_model_len: {wanted} is more than the model's context of {context}")
+
+
+def _context(values: Mapping[str, object]) -> int | None:
+    text = values.get("text_config")
+    context = (text if isinstance(text, Mapping) else values).get("max_position_embeddings")
+    return context if isinstance(context, int) else None
+
+
+def refuse_device(config: ClusterConfig) -> None:
+    """Loads torch where a GPU was asked for. Raises LaunchError."""
+    if config.model.device != "cuda" or config.ray.address != "local":
+        return
+    from engine.model_facts import gpu_memory_bytes
+
+    if not gpu_memory_bytes():
+        raise LaunchError("model.device: cuda was asked for, and torch finds none on this machine")
+
+
+def _gib(num_bytes: int) -> str:
+    return f"{num_bytes / 2**30:.1f} GiB"
