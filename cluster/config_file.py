@@ -45,6 +45,8 @@ def parse_config(text: str, source: str) -> ClusterConfig:
     except yaml.MarkedYAMLError as error:
         line = error.problem_mark.line + 1 if error.problem_mark else 1
         raise ConfigError([f"{source}:{line}: not YAML: {error.problem or error}"]) from error
+    except RecursionError as error:
+        raise ConfigError([f"{source}: not a configuration: nested too deeply"]) from error
     except yaml.YAMLError as error:
         raise ConfigError([f"{source}: not YAML: {error}"]) from error
     if not isinstance(root, yaml.MappingNode):

@@ -138,3 +138,10 @@ def test_all_mistakes_are_told_at_once() -> None:
 def test_a_file_that_is_not_there_is_told(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"none\.yaml: cannot be read: No such file"):
         load_config(tmp_path / "none.yaml")
+
+
+def test_what_is_nested_without_end_is_one_clear_line() -> None:
+    for text in ("[" * 100_000, "a: " + "{b: " * 100_000):
+        with pytest.raises(ConfigError) as raised:
+            parse_config(text, "deep.yaml")
+        assert raised.value.problems == ["deep.yaml: not a configuration: nested too deeply"]
