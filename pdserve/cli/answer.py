@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from rich.table import Table
 
 from pdserve.cli.console import out
-from pdserve.client import Delta, Finished, PositionLogprobs, Started
+from pdserve.client import Delta, Finished, FinishReason, PositionLogprobs, Started
 
 
 @dataclass(slots=True)
@@ -31,7 +31,7 @@ class Answer:
 
 def as_object(answer: Answer, with_logprobs: bool) -> dict[str, object]:
     """What `generate --json` prints."""
-    started, finished = _ends(answer)
+    _, finished = _ends(answer)
     usage, timings = finished.usage, finished.timings
     result: dict[str, object] = {
         "text": answer.text,
@@ -51,8 +51,10 @@ def as_object(answer: Answer, with_logprobs: bool) -> dict[str, object]:
             "decode_ms": timings.decode_ms,
             "mean_itl_ms": timings.mean_itl_ms,
         },
-        "prefill_worker": started.prefill_worker,
-        "decode_worker": started.decode_worker,
+        # Those that finished it.
+        "prefill_worker": finished.prefill_worker,
+        "decode_worker": finished.decode_worker,
+        "num_resumes": finished.num_resumes,
     }
     if with_logprobs:
         result["logprobs"] = [_logprobs_object(position) for position in answer.logprobs]
@@ -95,29 +97,48 @@ def _explained(answer: Answer) -> list[tuple[str, str, str]]:
     speed = f"{1000 / timings.mean_itl_ms:.0f} tok/s" if timings.mean_itl_ms else ""
     return [
         ("queue", "router", f"{timings.queue_ms:.1f} ms"),
+        *_resumed(started, finished),
         (
             "prefill",
-            started.prefill_worker,
+            finished.prefill_worker,
             f"{usage.prompt_tokens} prompt tokens ({usage.cached_tokens} cached) "
             f"in {timings.prefill_ms:.1f} ms {rate}",
         ),
-        ("KV shipped", *_shipped(started, finished)),
+        ("KV shipped", *_shipped(finished)),
         (
             "decode",
-            started.decode_worker,
+            finished.decode_worker,
             f"{usage.completion_tokens} tokens in {timings.decode_ms:.1f} ms {speed}",
         ),
         ("TTFT", "client's first token", f"{timings.ttft_ms:.1f} ms"),
         ("ITL", "mean between tokens", f"{timings.mean_itl_ms:.1f} ms"),
+        ("end", finished.finish_reason.value, _why_it_ended(finished)),
     ]
 
 
-def _shipped(started: Started, finished: Finished) -> tuple[str, str]:
-    if started.prefill_worker == started.decode_worker:
-        return started.decode_worker, "nothing: one worker did both"
+def _resumed(started: Started, finished: Finished) -> list[tuple[str, str, str]]:
+    if not finished.num_resumes:
+        return []
+    first = " → ".join(dict.fromkeys((started.prefill_worker, started.decode_worker)))
+    return [("resumed", f"{finished.num_resumes} times", f"begun on {first}; those below finished it")]
+
+
+def _why_it_ended(finished: Finished) -> str:
+    if finished.finish_reason is FinishReason.LENGTH:
+        return f"{finished.usage.completion_tokens} tokens were the limit"
+    if finished.matched_stop is not None:
+        return f"at the stop text {finished.matched_stop!r}"
+    token = f" (token id {finished.matched_token_id})" if finished.matched_token_id is not None else ""
+    is_eos = finished.finish_reason is FinishReason.EOS
+    return f"the model ended its answer{token}" if is_eos else f"at a stop token{token}"
+
+
+def _shipped(finished: Finished) -> tuple[str, str]:
+    if finished.prefill_worker == finished.decode_worker:
+        return finished.decode_worker, "nothing: one worker did both"
     timings = finished.timings
     what = f"{timings.transfer_bytes / 1e6:.2f} MB in {timings.transfer_ms:.1f} ms"
-    return f"{started.prefill_worker} → {started.decode_worker}", what
+    return f"{finished.prefill_worker} → {finished.decode_worker}", what
 
 
 def _ends(answer: Answer) -> tuple[Started, Finished]:

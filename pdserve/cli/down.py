@@ -34,7 +34,9 @@ def _wanted(name: str | None) -> ClusterRecord | None:
     if name is not None:
         record = read_record(name)
         if record is None and not (state_root() / name).is_dir():
-            raise StateError(f'there never was a cluster "{name}" here')
+            names = ", ".join(running.name for running in running_clusters())
+            these = f"; these run: {names}" if names else ""
+            raise StateError(f'there never was a cluster "{name}" here{these}')
         return record
     running = running_clusters()
     if len(running) > 1:

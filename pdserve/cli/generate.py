@@ -16,7 +16,9 @@ from pdserve.cli.console import err, out, write
 from pdserve.cli.target import Address, Name, router_address
 from pdserve.client import ChatMessage, Client, Delta, GenerateOptions, Prompt, Started
 
-Text = Annotated[str | None, typer.Argument(metavar="PROMPT", help='The prompt; "-" reads it from stdin.')]
+Text = Annotated[
+    str | None, typer.Argument(metavar="PROMPT", help='The prompt; "-", or none in a pipe, reads stdin.')
+]
 Chat = Annotated[bool, typer.Option("--chat", help="Put the prompt through the model's chat template.")]
 TokenIds = Annotated[
     str | None, typer.Option("--token-ids", metavar="1,2,3", help="Token ids in place of a text.")
@@ -107,16 +109,26 @@ def generate(
 
 
 def _prompt(text: str | None, chat: bool, token_ids: str | None) -> Prompt:
-    if text is None:
-        if token_ids is None:
-            raise typer.BadParameter("give a prompt or --token-ids")
+    if token_ids is not None:
+        if text is not None:
+            raise typer.BadParameter("give a prompt or --token-ids, not both")
         if chat:
             raise typer.BadParameter("--chat needs a text, not --token-ids")
         return _parsed_ids(token_ids)
-    if token_ids is not None:
-        raise typer.BadParameter("give a prompt or --token-ids, not both")
-    words = sys.stdin.read() if text == "-" else text
+    words = _from_stdin(is_asked=text == "-") if text in (None, "-") else text
+    if not words:
+        raise typer.BadParameter("give a prompt or --token-ids")
     return [ChatMessage("user", words)] if chat else words
+
+
+def _from_stdin(is_asked: bool) -> str | None:
+    """None: somebody sits there who has not asked to type a prompt."""
+    if sys.stdin is None or (not is_asked and sys.stdin.isatty()):
+        return None
+    try:
+        return sys.stdin.buffer.read().decode("utf-8")
+    except UnicodeDecodeError as error:
+        raise typer.BadParameter(f"stdin is not UTF-8: see its byte {error.start}") from None
 
 
 def _parsed_ids(text: str) -> Sequence[int]:

@@ -7,6 +7,7 @@ from typing import Annotated
 
 import typer
 
+from cluster.config import MAX_WORKERS
 from pdserve.cli.console import out
 from pdserve.cli.target import Address, Name, router_address
 from pdserve.cli.watching import Steps, wait_until_settled
@@ -32,17 +33,32 @@ def scale(
         pdserve scale prefill=2 decode=2
         pdserve scale decode=1 --no-wait
     """
-    targets = dict(_parsed(pool) for pool in pools)
+    targets = _parsed(pools)
     asyncio.run(_scale(router_address(address, name), targets, wait, timeout))
     reached = " ".join(f"{role.value}={target}" for role, target in targets.items())
     out.print(f"[green]{reached}[/]" if wait else f"{reached} is under way: see pdserve status")
 
 
-def _parsed(text: str) -> tuple[Role, int]:
-    role, _, number = text.partition("=")
-    if role not in [each.value for each in Role] or not number.isdecimal():
+def _parsed(pools: list[str]) -> dict[Role, int]:
+    targets: dict[Role, int] = {}
+    for text in pools:
+        role, target = _parsed_one(text)
+        if role in targets:
+            raise typer.BadParameter(f"{role.value} stands twice")
+        targets[role] = target
+    return targets
+
+
+def _parsed_one(text: str) -> tuple[Role, int]:
+    name, equals, number = text.partition("=")
+    names = [role.value for role in Role]
+    if not equals:
         raise typer.BadParameter(f"{text!r} is not POOL=N, like prefill=2 or decode=2")
-    return Role(role), int(number)
+    if name not in names:
+        raise typer.BadParameter(f"{text!r}: there is no pool {name!r}; there are {', '.join(names)}")
+    if not (number.isascii() and number.isdecimal() and len(number) <= 9 and int(number) <= MAX_WORKERS):
+        raise typer.BadParameter(f"{text!r}: a pool has 0 to {MAX_WORKERS} workers")
+    return Role(name), int(number)
 
 
 async def _scale(address: str, targets: dict[Role, int], wait: bool, timeout_s: float) -> None:

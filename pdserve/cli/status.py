@@ -9,9 +9,9 @@ from typing import Annotated
 import typer
 from rich.table import Table
 
-from pdserve.cli.console import out, write
-from pdserve.cli.target import Address, Name, router_address
-from pdserve.client import Client, Cluster, Worker, WorkerState
+from pdserve.cli.console import error_line, out, write
+from pdserve.cli.target import Address, Name, router_addresses
+from pdserve.client import Client, Cluster, PdserveError, Pool, Role, Worker, WorkerState
 
 _TIMEOUT_S = 10.0
 
@@ -23,15 +23,29 @@ def status(
 ) -> None:
     """Show the pools and their workers: state, load, and what each has computed and shipped.
 
+    Of all clusters that run here, if none is named.
+
     Examples:
         pdserve status
         pdserve status --json | python -m json.tool
     """
-    cluster = asyncio.run(_get_cluster(router_address(address, name)))
+    addresses = router_addresses(address, name)
+    clusters: list[Cluster] = []
+    for each in addresses:
+        try:
+            clusters.append(asyncio.run(_get_cluster(each)))
+        except PdserveError as error:
+            if len(addresses) == 1:
+                raise
+            error_line(error)
     if as_json:
-        write(json.dumps(as_object(cluster)) + "\n")
+        objects = [as_object(cluster) for cluster in clusters]
+        write(json.dumps(objects[0] if len(addresses) == 1 else {"clusters": objects}) + "\n")
     else:
-        show(cluster)
+        for cluster in clusters:
+            show(cluster)
+    if len(clusters) < len(addresses):
+        raise typer.Exit(1)
 
 
 async def _get_cluster(address: str) -> Cluster:
@@ -75,6 +89,8 @@ _STYLES = {"READY": "green", "STARTING": "yellow", "DRAINING": "yellow", "UNHEAL
 
 def show(cluster: Cluster) -> None:
     out.print(f"[bold]{cluster.name}[/]  model {cluster.model}  gRPC {cluster.router_grpc}")
+    for line in pool_lines(cluster):
+        out.print(line, markup=False)
     table = Table(box=None, pad_edge=False, padding=(0, 1), header_style="dim")
     workers = [worker for pool in cluster.pools for worker in pool.workers]
     # Of interest only where there are several.
@@ -85,10 +101,9 @@ def show(cluster: Cluster) -> None:
         table.add_column(column, justify="right", no_wrap=True)
     for worker in workers:
         table.add_row(*_row(worker, shows_node))
-    out.print(table)
+    if workers:
+        out.print(table)
     for pool in cluster.pools:
-        if len(pool.workers) != pool.target:
-            out.print(f"{pool.role.value}: {pool.target} wanted")
         if pool.unrecoverable_reason:
             is_gone = all(worker.state is not WorkerState.READY for worker in pool.workers)
             trouble = "cannot recover" if is_gone else "is not complete"
@@ -99,14 +114,35 @@ def show(cluster: Cluster) -> None:
             out.print(f"{worker.id}: {worker.detail}", markup=False)
 
 
+def pool_lines(cluster: Cluster) -> list[str]:
+    """Of each pool how many workers are ready, how many there should be, and what that means."""
+    num_ready = {pool.role: _num_ready(pool) for pool in cluster.pools}
+    pairs = min(num_ready.get(Role.PREFILL, 0), num_ready.get(Role.DECODE, 0))
+    is_served = pairs or num_ready.get(Role.COLOCATED, 0)
+    lines = []
+    for pool in cluster.pools:
+        waits = not is_served and not num_ready[pool.role] and not pool.unrecoverable_reason
+        told = ": requests wait" if waits else ""
+        lines.append(f"{pool.role.value} {num_ready[pool.role]} of {pool.target}{told}")
+    return lines
+
+
+def _num_ready(pool: Pool) -> int:
+    return sum(worker.state is WorkerState.READY for worker in pool.workers)
+
+
 def _row(worker: Worker, shows_node: bool) -> list[str]:
+    """Without numbers where there are none yet, or only those of a process that is gone."""
     load, counters = worker.load, worker.counters
     style = _STYLES.get(worker.state.name, "dim")
+    who = [worker.id, f"[{style}]{worker.state.name}[/]", *((worker.node,) if shows_node else ())]
+    if worker.state in (WorkerState.STOPPED, WorkerState.DEAD):
+        return who
+    who.append(str(worker.pid or ""))
+    if worker.state is WorkerState.STARTING:
+        return who
     return [
-        worker.id,
-        f"[{style}]{worker.state.name}[/]",
-        *((worker.node,) if shows_node else ()),
-        str(worker.pid or ""),
+        *who,
         str(load.num_running),
         str(load.num_waiting),
         f"{load.kv_blocks_used}/{worker.limits.kv_blocks_total}",

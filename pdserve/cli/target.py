@@ -6,11 +6,28 @@ from typing import Annotated
 
 import typer
 
-from cluster.state import find_cluster
+from cluster.config import split_address
+from cluster.state import find_cluster, running_clusters
+
+
+def _checked_address(address: str | None) -> str | None:
+    if address is not None:
+        try:
+            split_address(address)
+        except ValueError as error:
+            raise typer.BadParameter(str(error)) from None
+    return address
+
 
 Address = Annotated[
     str | None,
-    typer.Option("--address", "-a", metavar="HOST:PORT", help="The router to speak to, wherever it runs."),
+    typer.Option(
+        "--address",
+        "-a",
+        metavar="HOST:PORT",
+        callback=_checked_address,
+        help="The router to speak to, wherever it runs.",
+    ),
 ]
 Name = Annotated[
     str | None,
@@ -23,3 +40,9 @@ def router_address(address: str | None, name: str | None) -> str:
     if address is not None and name is not None:
         raise typer.BadParameter("give --address or --name, not both")
     return address if address is not None else find_cluster(name).router
+
+
+def router_addresses(address: str | None, name: str | None) -> list[str]:
+    """Of all that run here, if none is named. Raises StateError where that is none."""
+    several = running_clusters() if address is None and name is None else []
+    return [record.router for record in several] or [router_address(address, name)]

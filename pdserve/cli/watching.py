@@ -49,7 +49,8 @@ async def wait_until_settled(client: Client, roles: set[Role], steps: Steps, tim
         if time.monotonic() > deadline:
             waiting = [f"{w.id} {w.detail}" for pool in pools for w in pool.workers if w.state is not ready]
             told = "".join(f"; {each}" for each in waiting)
-            raise PdserveError(f"not there after {timeout_s:.0f} s, and it goes on (pdserve status){told}")
+            background = "it goes on in the background, see pdserve status"
+            raise PdserveError(f"not done after {timeout_s:g} s; {background}{told}")
         await asyncio.sleep(_LOOK_EVERY_S)
 
 

@@ -23,7 +23,10 @@ from tests.cluster.commands import Commands, free_port, is_ready, write_config
 
 pytestmark = [pytest.mark.cluster, pytest.mark.timeout(300)]
 QUESTION = "What is the capital of France?"
-RESULT_KEYS = {"text", "token_ids", "finish_reason", "usage", "timings", "prefill_worker", "decode_worker"}
+RESULT_KEYS = {
+    *("text", "token_ids", "finish_reason", "usage", "timings"),
+    *("prefill_worker", "decode_worker", "num_resumes"),
+}
 WORKER_KEYS = {
     *(
         "id",
@@ -88,6 +91,7 @@ def test_generate_json_is_one_object_with_all_that_was_promised(running: Running
     ids = ",".join(str(each) for each in answer["token_ids"])
     again = running.commands.succeed("generate", "--token-ids", ids, "--max-tokens", "3", "--explain")
     assert "prefill-0 → decode-0" in again
+    assert "3 tokens were the limit" in again
 
 
 def test_both_pools_counted_their_share(running: Running) -> None:

@@ -54,14 +54,18 @@ def test_each_cluster_is_ended_alone(commands: Commands, running_ray: RayHead) -
 
     # What is not clear or there already is refused, and changes nothing.
     several = "several clusters run (guest, guest-2, own)"
-    assert several in commands.fail("status")
     assert several in commands.fail("down")
+    assert several in commands.fail("generate", "hello")
+    all_of_them = json.loads(commands.succeed("status", "--json"))["clusters"]
+    assert [each["name"] for each in all_of_them] == sorted(ports)
     for name in ("own", "guest"):
         assert f'the cluster "{name}" runs already' in commands.fail("up", paths[name])
     late = write_config(commands, "late", model, ports["guest"])
     assert f"router.grpc: 127.0.0.1:{ports['guest']} cannot be used" in commands.fail("up", late)
     assert commands.record("late") is None
-    assert 'there never was a cluster "nobody" here' in commands.fail("down", "nobody")
+    assert not (commands.home / "pdserve" / "late").exists()
+    told = 'there never was a cluster "nobody" here; these run: guest, guest-2, own'
+    assert told in commands.fail("down", "nobody")
 
     assert "guest is down" in commands.succeed("down", "guest")
     _assert_gone(pids["guest"])

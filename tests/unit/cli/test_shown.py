@@ -1,0 +1,117 @@
+"""What `status` and `generate --explain` make of what the router says."""
+
+from __future__ import annotations
+
+import pytest
+
+from pdserve.cli.answer import Answer, as_object, timings_table
+from pdserve.cli.console import out
+from pdserve.cli.status import pool_lines, show
+from pdserve.client import (
+    Cluster,
+    Finished,
+    FinishReason,
+    Pool,
+    Role,
+    Started,
+    Timings,
+    Usage,
+    Worker,
+    WorkerState,
+)
+from pdserve.results import WorkerCounters, WorkerLimits, WorkerLoad
+
+
+def worker(role: Role, state: WorkerState) -> Worker:
+    limits, load = WorkerLimits(2048, 16, 64, 888, 2048), WorkerLoad(1, 2, 0, 800, 77, 0, 0, 0)
+    counters = WorkerCounters(12345, 6789, 0, 0, 0, 0, 10**9)
+    at = ("127.0.0.1:9", 4711, "127.0.0.1", "cpu")
+    return Worker(f"{role.value}-0", "i", role, state, "", *at, limits, load, counters)
+
+
+def pool(role: Role, target: int, *states: WorkerState, reason: str | None = None) -> Pool:
+    return Pool(role, target, tuple(worker(role, state) for state in states), reason)
+
+
+def cluster(*pools: Pool) -> Cluster:
+    return Cluster("x", 1, "a-model", "127.0.0.1:1", pools)
+
+
+READY, DEAD, STARTING = WorkerState.READY, WorkerState.DEAD, WorkerState.STARTING
+
+
+def test_each_pool_has_a_line_that_says_whether_requests_wait() -> None:
+    prefill = pool(Role.PREFILL, 1, READY)
+    assert pool_lines(cluster(prefill, pool(Role.DECODE, 1, READY))) == ["prefill 1 of 1", "decode 1 of 1"]
+    waiting = ["prefill 1 of 1", "decode 0 of 0: requests wait"]
+    assert pool_lines(cluster(prefill, pool(Role.DECODE, 0))) == waiting
+    starting = pool(Role.DECODE, 2, STARTING)
+    assert pool_lines(cluster(prefill, starting))[1] == "decode 0 of 2: requests wait"
+    # The colocated workers serve them, and a pool that cannot recover has its own line.
+    assert pool_lines(cluster(prefill, starting, pool(Role.COLOCATED, 1, READY)))[1] == "decode 0 of 2"
+    assert pool_lines(cluster(prefill, pool(Role.DECODE, 1, reason="no node")))[1] == "decode 0 of 1"
+
+
+def test_a_dead_worker_has_no_numbers() -> None:
+    shown = {}
+    for state in (READY, STARTING, DEAD):
+        with out.capture() as captured:
+            show(cluster(pool(Role.COLOCATED, 1, state)))
+        (row,) = (line for line in captured.get().splitlines() if line.startswith("colocated-0"))
+        shown[state] = row.split()
+    assert shown[DEAD] == ["colocated-0", "DEAD"]
+    assert shown[STARTING] == ["colocated-0", "STARTING", "4711"]
+    assert "12345" in shown[READY]
+
+
+def answer(
+    reason: FinishReason, num_resumes: int = 0, stop: str | None = None, token: int | None = None
+) -> Answer:
+    finished = Finished(
+        index=0,
+        finish_reason=reason,
+        matched_stop=stop,
+        matched_token_id=token,
+        usage=Usage(5, 0, 12),
+        timings=Timings(1, 2, 3, 4000, 5, 6, 7),
+        num_resumes=num_resumes,
+        prefill_worker="prefill-1",
+        decode_worker="decode-1",
+    )
+    return Answer(0, Started(0, 5, 0, "prefill-0", "decode-0", "r"), finished)
+
+
+def explained(of: Answer) -> dict[str, str]:
+    with out.capture() as captured:
+        out.print(timings_table([of]))
+    rows = (line.split("  ", 1) for line in captured.get().splitlines())
+    return {name: " ".join(rest.split()) for name, rest in rows}
+
+
+def test_json_says_who_finished_and_how_often_it_was_resumed() -> None:
+    told = as_object(answer(FinishReason.EOS, num_resumes=2), with_logprobs=False)
+    assert (told["prefill_worker"], told["decode_worker"]) == ("prefill-1", "decode-1")
+    assert told["num_resumes"] == 2
+    assert as_object(answer(FinishReason.EOS), with_logprobs=False)["num_resumes"] == 0
+
+
+def test_explain_says_who_finished_after_a_resume() -> None:
+    rows = explained(answer(FinishReason.EOS, num_resumes=2))
+    assert rows["resumed"] == "2 times begun on prefill-0 → decode-0; those below finished it"
+    assert rows["prefill"].startswith("prefill-1 ")
+    assert rows["decode"].startswith("decode-1 ")
+    assert rows["KV shipped"].startswith("prefill-1 → decode-1 ")
+    assert "resumed" not in explained(answer(FinishReason.EOS))
+
+
+@pytest.mark.parametrize(
+    ("ended", "told"),
+    [
+        (answer(FinishReason.LENGTH), "length 12 tokens were the limit"),
+        (answer(FinishReason.EOS, token=2), "eos the model ended its answer (token id 2)"),
+        (answer(FinishReason.STOP, stop="\n\n"), r"stop at the stop text '\n\n'"),
+        (answer(FinishReason.STOP, token=13), "stop at a stop token (token id 13)"),
+    ],
+)
+def test_explain_says_why_the_answer_ended(ended: Answer, told: str) -> None:
+    assert explained(ended)["end"] == told

@@ -1,0 +1,155 @@
+"""Commands as they are typed, as far as they come without a cluster."""
+
+from __future__ import annotations
+
+import importlib.abc
+import os
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner, Result
+
+from cluster.errors import StateError
+from cluster.nodes.processes import ProcessId
+from cluster.state import ClusterRecord, write_record
+from pdserve.cli import generate as generate_command
+from pdserve.cli import status as status_command
+from pdserve.cli.answer import Answer
+from pdserve.cli.app import app
+from pdserve.cli.main import main
+from pdserve.client import ChatMessage, Cluster, PdserveError, Prompt, Unavailable
+
+
+@pytest.fixture(autouse=True)
+def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path))
+    # Messages are not broken into lines.
+    monkeypatch.setenv("COLUMNS", "200")
+    return tmp_path
+
+
+def run(*arguments: str, stdin: bytes = b"") -> Result:
+    return CliRunner().invoke(app, arguments, input=stdin)
+
+
+def pretend_to_run(home: Path, *names: str) -> None:
+    """Clusters whose only process is our parent; this process itself would not count."""
+    for name in names:
+        write_record(
+            ClusterRecord(
+                name=name,
+                router=f"{name}:1",
+                ray_folder=home / "none",
+                processes=(ProcessId.of(os.getppid()),),
+            )
+        )
+
+
+@pytest.mark.parametrize("address", ["foo", "", "foo:", "foo:0", "foo:99999", ":50051", "a b:1"])
+def test_an_address_that_is_none_is_wrong_usage(address: str) -> None:
+    for command in (["status"], ["generate", "hi"], ["scale", "decode=1"], ["drain", "decode-0"]):
+        done = run(*command, "--address", address)
+        assert done.exit_code == 2
+        assert "is not host:port, like 127.0.0.1:50051" in done.output
+
+
+@pytest.mark.parametrize(
+    ("pools", "told"),
+    [
+        (["prefill=1", "prefill=2"], "prefill stands twice"),
+        (["foo=2"], "'foo=2': there is no pool 'foo'; there are prefill, decode, colocated"),
+        (["prefill=-1"], "'prefill=-1': a pool has 0 to 1024 workers"),
+        (["prefill=two"], "'prefill=two': a pool has 0 to 1024 workers"),
+        (["prefill=99999999999999999999"], "a pool has 0 to 1024 workers"),
+        (["prefill"], "'prefill' is not POOL=N, like prefill=2 or decode=2"),
+    ],
+)
+def test_scale_says_what_is_wrong(pools: list[str], told: str) -> None:
+    done = run("scale", *pools, "--address", "127.0.0.1:1")
+    assert done.exit_code == 2
+    assert told in done.output
+
+
+@pytest.fixture
+def asked(monkeypatch: pytest.MonkeyPatch) -> list[Prompt]:
+    """The prompts that `generate` has sent."""
+    prompts: list[Prompt] = []
+
+    async def stream(
+        address: str, prompt: Prompt, options: object, timeout: float | None, live: bool
+    ) -> list[Answer]:
+        prompts.append(prompt)
+        return []
+
+    monkeypatch.setattr(generate_command, "stream", stream)
+    return prompts
+
+
+def test_a_pipe_is_the_prompt(asked: list[Prompt]) -> None:
+    at = ("--address", "127.0.0.1:1")
+    for arguments in (["generate"], ["generate", "-"]):
+        assert run(*arguments, *at, stdin="Grüße".encode()).exit_code == 0
+    assert run("generate", "--chat", *at, stdin=b"hi").exit_code == 0
+    # Who gives a prompt, or token ids, has nothing to say on stdin.
+    assert run("generate", "words", *at, stdin=b"more").exit_code == 0
+    assert run("generate", "--token-ids", "1,2", *at, stdin=b"more").exit_code == 0
+    assert asked == ["Grüße", "Grüße", [ChatMessage("user", "hi")], "words", [1, 2]]
+
+
+def test_a_pipe_without_a_prompt_is_wrong_usage(asked: list[Prompt]) -> None:
+    for stdin, told in (
+        (b"", "give a prompt or --token-ids"),
+        (b"ab\xff", "stdin is not UTF-8: see its byte 2"),
+    ):
+        done = run("generate", "--address", "127.0.0.1:1", stdin=stdin)
+        assert done.exit_code == 2
+        assert told in done.output
+    assert asked == []
+
+
+def test_a_wrong_name_is_answered_with_those_that_run(home: Path) -> None:
+    pretend_to_run(home, "one", "two")
+    for command in (["down", "nope"], ["status", "--name", "nope"]):
+        error = run(*command).exception
+        assert isinstance(error, StateError)
+        assert str(error).endswith("; these run: one, two") or str(error).endswith("; these do: one, two")
+    assert not (home / "pdserve" / "nope").exists()
+
+
+def test_status_shows_all_clusters_that_run(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    pretend_to_run(home, "one", "three", "two")
+
+    async def get_cluster(address: str) -> Cluster:
+        if address == "three:1":
+            raise Unavailable("three does not answer")
+        return Cluster(address.partition(":")[0], 1, "a-model", address, ())
+
+    monkeypatch.setattr(status_command, "_get_cluster", get_cluster)
+    done = run("status")
+    assert "one  model" in done.output
+    assert "two  model" in done.output
+    assert "error: three does not answer" in done.output
+    assert done.exit_code == 1
+    assert run("status", "--name", "one", "--json").stdout.startswith('{"name": "one"')
+    assert run("status", "--json").stdout.startswith('{"clusters": [{"name": "one"')
+    assert isinstance(run("status", "--name", "three").exception, PdserveError)
+
+
+class _Interrupted(importlib.abc.MetaPathFinder):
+    def find_spec(self, name: str, path: object, target: object = None) -> None:
+        if name == "pdserve.cli.app":
+            raise KeyboardInterrupt
+
+
+def test_ctrl_c_while_the_commands_load_ends_quietly(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    finders: Sequence[object] = [_Interrupted(), *sys.meta_path]
+    monkeypatch.setattr(sys, "meta_path", finders)
+    monkeypatch.delitem(sys.modules, "pdserve.cli.app")
+    with pytest.raises(SystemExit) as ended:
+        main()
+    assert ended.value.code == 130
+    assert capsys.readouterr().err == "interrupted\n"
