@@ -18,6 +18,7 @@ from engine.fingerprint import model_fingerprint
 from engine.layout import DTYPES, KVLayout
 from engine.model_files import read_json
 from engine.model_probe import probe_model
+from engine.packed_linear import can_pack, pack_linears
 from engine.weights import no_progress, resolve_model
 
 
@@ -59,6 +60,8 @@ def load_model(config: ModelConfig, progress: Callable[[str], None] = no_progres
     module = _module(folder, hf_config, dtype)
     module.to(device)
     module.eval().requires_grad_(False)
+    if can_pack(device, DTYPES[dtype]):
+        pack_linears(module)
     shape = probe_model(module, hf_config, device)
     return LoadedModel(
         module=module,
