@@ -40,7 +40,9 @@ Exit codes: 0 done, 1 failed, 2 wrong usage, 130 interrupted.""",
 
 @app.callback()
 def _options(
-    version: Annotated[bool, typer.Option("--version", help="Show the version.", is_eager=True)] = False,
+    version: Annotated[
+        bool, typer.Option("--version", metavar="", help="Show the version.", is_eager=True)
+    ] = False,
 ) -> None:
     if version:
         out.print(__version__)

@@ -16,7 +16,7 @@ from pdserve.cli.up import File
 if TYPE_CHECKING:
     from cluster.check import Report
 
-AsJson = Annotated[bool, typer.Option("--json", help="One JSON object, for programs.")]
+AsJson = Annotated[bool, typer.Option("--json", metavar="", help="One JSON object, for programs.")]
 _STYLES = {"error": "bold red", "warning": "yellow", "note": "dim"}
 
 

@@ -23,7 +23,9 @@ def drain(
     worker: Annotated[str, typer.Argument(metavar="WORKER", help="Its id, as pdserve status shows it.")],
     address: Address = None,
     name: Name = None,
-    replace: Annotated[bool, typer.Option("--replace", help="Keep the pool's size: start another.")] = False,
+    replace: Annotated[
+        bool, typer.Option("--replace", metavar="", help="Keep the pool's size: start another.")
+    ] = False,
     timeout: Limit = None,
     wait: Wait = True,
 ) -> None:

@@ -19,7 +19,9 @@ from pdserve.client import ChatMessage, Client, Delta, GenerateOptions, Prompt, 
 Text = Annotated[
     str | None, typer.Argument(metavar="PROMPT", help='The prompt; "-", or none in a pipe, reads stdin.')
 ]
-Chat = Annotated[bool, typer.Option("--chat", help="Put the prompt through the model's chat template.")]
+Chat = Annotated[
+    bool, typer.Option("--chat", metavar="", help="Put the prompt through the model's chat template.")
+]
 TokenIds = Annotated[
     str | None, typer.Option("--token-ids", metavar="1,2,3", help="Token ids in place of a text.")
 ]
@@ -29,7 +31,7 @@ TopK = Annotated[int, typer.Option("--top-k", help="Draw from the K likeliest to
 TopP = Annotated[float, typer.Option("--top-p", help="Draw from the likeliest tokens of this mass.")]
 MinP = Annotated[
     float,
-    typer.Option("--min-p", help="Leave out what is less likely than this share of the best."),
+    typer.Option("--min-p", help="Least share of the best token's p; 0 is off."),
 ]
 Stop = Annotated[
     list[str] | None, typer.Option("--stop", metavar="TEXT", help="End before this text; may be repeated.")
@@ -42,9 +44,10 @@ Timeout = Annotated[
     float | None, typer.Option("--timeout", metavar="SECONDS", help="The request's time limit.")
 ]
 Explain = Annotated[
-    bool, typer.Option("--explain", help="Show which worker did what, and how long each step took.")
+    bool,
+    typer.Option("--explain", metavar="", help="Show which worker did what, and how long each step took."),
 ]
-AsJson = Annotated[bool, typer.Option("--json", help="One JSON object at the end, for programs.")]
+AsJson = Annotated[bool, typer.Option("--json", metavar="", help="One JSON object at the end, for programs.")]
 
 
 def generate(
@@ -53,13 +56,9 @@ def generate(
     token_ids: TokenIds = None,
     max_tokens: MaxTokens = 256,
     temperature: Temperature = 0.0,
-    top_k: Annotated[int, typer.Option("--top-k", help="Draw from the K likeliest tokens; 0 is off.")] = 0,
-    top_p: Annotated[
-        float, typer.Option("--top-p", help="Draw from the likeliest tokens of this mass.")
-    ] = 1.0,
-    min_p: Annotated[
-        float, typer.Option("--min-p", help="Least share of the best token's p; 0 is off.")
-    ] = 0.0,
+    top_k: TopK = 0,
+    top_p: TopP = 1.0,
+    min_p: MinP = 0.0,
     seed: Annotated[int | None, typer.Option("--seed", help="The same seed draws the same tokens.")] = None,
     stop: Stop = None,
     n: Annotated[int, typer.Option("--n", help="Answers to the one prompt.")] = 1,

@@ -13,7 +13,7 @@ from pdserve.cli.target import Address, Name, router_address
 from pdserve.cli.watching import Steps, wait_until_settled
 from pdserve.client import Client, Role
 
-Wait = Annotated[bool, typer.Option("--wait/--no-wait", help="Return when it is done / at once.")]
+Wait = Annotated[bool, typer.Option("--wait/--no-wait", metavar="", help="Return when it is done / at once.")]
 Timeout = Annotated[float, typer.Option("--timeout", metavar="SECONDS", help="How long to wait.")]
 Pools = Annotated[list[str], typer.Argument(metavar="POOL=N", help="prefill=N, decode=N or colocated=N.")]
 

@@ -19,7 +19,9 @@ _TIMEOUT_S = 10.0
 def status(
     address: Address = None,
     name: Name = None,
-    as_json: Annotated[bool, typer.Option("--json", help="One JSON object, for programs.")] = False,
+    as_json: Annotated[
+        bool, typer.Option("--json", metavar="", help="One JSON object, for programs.")
+    ] = False,
 ) -> None:
     """Show the pools and their workers: state, load, and what each has computed and shipped.
 

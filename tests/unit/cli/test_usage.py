@@ -153,3 +153,13 @@ def test_ctrl_c_while_the_commands_load_ends_quietly(
         main()
     assert ended.value.code == 130
     assert capsys.readouterr().err == "interrupted\n"
+
+
+@pytest.mark.parametrize("command", ["check", "generate", "status", "scale", "drain"])
+def test_help_shows_a_flag_without_a_value(command: str) -> None:
+    flags = ("--json", "--chat", "--explain", "--wait", "--replace")
+    lines = [
+        line for line in run(command, "--help").output.splitlines() if any(flag in line for flag in flags)
+    ]
+    assert lines != []
+    assert [line for line in lines if "<bool>" in line] == []
