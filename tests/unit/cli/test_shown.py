@@ -2,15 +2,21 @@
 
 from __future__ import annotations
 
+import asyncio
+from typing import cast
+
 import pytest
 
 from pdserve.cli.answer import Answer, as_object, timings_table
 from pdserve.cli.console import out
 from pdserve.cli.status import pool_lines, show
+from pdserve.cli.watching import Steps, wait_until_settled
 from pdserve.client import (
+    Client,
     Cluster,
     Finished,
     FinishReason,
+    PdserveError,
     Pool,
     Role,
     Started,
@@ -115,3 +121,21 @@ def test_explain_says_who_finished_after_a_resume() -> None:
 )
 def test_explain_says_why_the_answer_ended(ended: Answer, told: str) -> None:
     assert explained(ended)["end"] == told
+
+
+class _Unchanging:
+    """A client of a cluster that never gets anywhere."""
+
+    def __init__(self, cluster: Cluster) -> None:
+        self._cluster = cluster
+
+    async def get_cluster(self, *, timeout: float) -> Cluster:
+        return self._cluster
+
+
+def test_who_no_longer_waits_is_told_that_it_goes_on() -> None:
+    seen = cluster(pool(Role.DECODE, 1, STARTING))
+    waiting = wait_until_settled(cast(Client, _Unchanging(seen)), {Role.DECODE}, Steps(seen), timeout_s=0.25)
+    told = r"not done after 0\.25 s; it goes on in the background, see pdserve status; decode-0"
+    with pytest.raises(PdserveError, match=told):
+        asyncio.run(waiting)
