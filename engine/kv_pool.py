@@ -6,6 +6,7 @@ from collections.abc import Callable, Sequence
 
 import torch
 
+from engine.errors import EngineError
 from engine.layout import DTYPES, KVLayout
 
 # Gives `num_bytes` of uninitialised memory on a device, as a flat uint8 tensor.
@@ -13,8 +14,14 @@ AllocateMemory = Callable[[int, torch.device], torch.Tensor]
 
 
 def allocate_memory(num_bytes: int, device: torch.device) -> torch.Tensor:
-    """Pages of a CPU pool are taken when they are first written, not here."""
-    return torch.empty(num_bytes, dtype=torch.uint8, device=device)
+    """Pages of a CPU pool are taken when they are first written, not here. Raises EngineError."""
+    try:
+        return torch.empty(num_bytes, dtype=torch.uint8, device=device)
+    except RuntimeError as error:
+        size = f"{num_bytes / 2**30:.1f} GiB"
+        raise EngineError(
+            f"there is no room for a KV pool of {size} on {device}: lower engine.kv_cache or num_blocks"
+        ) from error
 
 
 class KVPool:
