@@ -54,5 +54,8 @@ def pack_linears(module: torch.nn.Module) -> int:
     packed = {child: PackedLinear(child) for _, _, child in places}
     for parent, name, child in places:
         setattr(parent, name, packed[child])
+    for parameter in module.parameters():
+        # One parameter left in the mapped file would keep all of it in memory, beside the packed copy.
+        parameter.data = parameter.data.clone()
     log.info("packed %d linears for oneDNN", len(places))
     return len(places)
