@@ -15,6 +15,7 @@ import grpc
 from google.protobuf.message import Message
 from typing_extensions import Self, Unpack
 
+from pdserve.answers import cluster_of, event_of, generation_of, model_of
 from pdserve.requests import GenerateOptions, Prompt, build_request, put, time_limit
 from pdserve.results import (
     ChatMessage,
@@ -35,10 +36,6 @@ from pdserve.results import (
     Usage,
     Worker,
     WorkerState,
-    cluster_of,
-    event_of,
-    generation_of,
-    model_of,
 )
 from pdserve.v1 import cluster_pb2, cluster_pb2_grpc, generation_pb2, generation_pb2_grpc
 from pdserve.v1.errors import (

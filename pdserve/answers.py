@@ -1,0 +1,153 @@
+"""From the wire's messages to the client's results."""
+
+from __future__ import annotations
+
+from dataclasses import fields
+from typing import TypeVar
+
+from google.protobuf.message import Message
+
+from pdserve.results import (
+    Cluster,
+    Completion,
+    Delta,
+    Event,
+    Finished,
+    FinishReason,
+    Generation,
+    Model,
+    Pool,
+    PositionLogprobs,
+    Role,
+    Started,
+    Timings,
+    TokenLogprob,
+    Usage,
+    Worker,
+    WorkerCounters,
+    WorkerLimits,
+    WorkerLoad,
+    WorkerState,
+)
+from pdserve.v1 import cluster_pb2, generation_pb2
+
+T = TypeVar("T")
+
+
+def _same_names(kind: type[T], message: Message) -> T:
+    """A value whose fields are all named as in the message."""
+    return kind(**{field.name: getattr(message, field.name) for field in fields(kind)})  # type: ignore[arg-type]
+
+
+def _finish_reason(value: generation_pb2.FinishReason) -> FinishReason:
+    return FinishReason[generation_pb2.FinishReason.Name(value).removeprefix("FINISH_REASON_")]
+
+
+def _logprobs(message: generation_pb2.PositionLogprobs) -> PositionLogprobs:
+    top = tuple(TokenLogprob(entry.token_id, entry.logprob) for entry in message.top)
+    return PositionLogprobs(TokenLogprob(message.chosen.token_id, message.chosen.logprob), top)
+
+
+def _matched(message: generation_pb2.Finished) -> tuple[str | None, int | None]:
+    which = message.WhichOneof("matched")
+    return (
+        message.matched_stop if which == "matched_stop" else None,
+        message.matched_token_id if which == "matched_token_id" else None,
+    )
+
+
+def event_of(message: generation_pb2.GenerateStreamResponse) -> Event:
+    which = message.WhichOneof("event")
+    if which == "started":
+        started = message.started
+        return Started(
+            message.index,
+            started.prompt_tokens,
+            started.cached_tokens,
+            started.prefill_worker,
+            started.decode_worker,
+            started.request_id,
+        )
+    if which == "delta":
+        delta = message.delta
+        logprobs = tuple(_logprobs(position) for position in delta.logprobs)
+        return Delta(message.index, delta.text, tuple(delta.token_ids), logprobs)
+    finished = message.finished
+    matched_stop, matched_token_id = _matched(finished)
+    return Finished(
+        message.index,
+        _finish_reason(finished.finish_reason),
+        matched_stop,
+        matched_token_id,
+        _same_names(Usage, finished.usage),
+        _same_names(Timings, finished.timings),
+        finished.num_resumes,
+        finished.prefill_worker,
+        finished.decode_worker,
+    )
+
+
+def generation_of(message: generation_pb2.GenerateResponse) -> Generation:
+    return Generation(message.request_id, tuple(_completion(each) for each in message.completions))
+
+
+def _completion(message: generation_pb2.Completion) -> Completion:
+    finished = message.finished
+    matched_stop, matched_token_id = _matched(finished)
+    return Completion(
+        index=message.index,
+        text=message.text,
+        token_ids=tuple(message.token_ids),
+        logprobs=tuple(_logprobs(position) for position in message.logprobs),
+        finish_reason=_finish_reason(finished.finish_reason),
+        matched_stop=matched_stop,
+        matched_token_id=matched_token_id,
+        usage=_same_names(Usage, finished.usage),
+        timings=_same_names(Timings, finished.timings),
+        num_resumes=finished.num_resumes,
+        prefill_worker=finished.prefill_worker,
+        decode_worker=finished.decode_worker,
+    )
+
+
+def model_of(message: generation_pb2.GetModelResponse) -> Model:
+    return Model(
+        message.id,
+        message.max_model_len,
+        message.vocab_size,
+        message.dtype,
+        tuple(message.eos_token_ids),
+        message.has_chat_template,
+    )
+
+
+def cluster_of(message: cluster_pb2.ClusterSnapshot) -> Cluster:
+    pools = tuple(_pool(pool) for pool in message.pools)
+    return Cluster(message.name, message.version, message.model, message.router_grpc, pools)
+
+
+def _pool(message: cluster_pb2.PoolStatus) -> Pool:
+    role = _role(message.role)
+    workers = tuple(_worker(worker) for worker in message.workers)
+    return Pool(role, message.target, workers, message.unrecoverable_reason or None)
+
+
+def _role(value: cluster_pb2.Role) -> Role:
+    return Role[cluster_pb2.Role.Name(value).removeprefix("ROLE_")]
+
+
+def _worker(message: cluster_pb2.WorkerStatus) -> Worker:
+    return Worker(
+        id=message.id,
+        instance_id=message.instance_id,
+        role=_role(message.role),
+        state=WorkerState[cluster_pb2.WorkerState.Name(message.state).removeprefix("WORKER_STATE_")],
+        detail=message.detail,
+        address=message.address,
+        pid=message.pid,
+        node=message.node,
+        device=message.device,
+        limits=_same_names(WorkerLimits, message.limits),
+        load=_same_names(WorkerLoad, message.load),
+        counters=_same_names(WorkerCounters, message.counters),
+    )
