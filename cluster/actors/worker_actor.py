@@ -61,7 +61,7 @@ class WorkerActor:
             host = _node_address() if self._spec.bind is Bind.NODE else LOOPBACK
             self._worker = _make_worker(self._spec, engine_loop, host)
             events.put_nowait(Started(await self._worker.start()))
-        except Exception as error:
+        except Exception as error:  # whatever it is, the controller must hear of it
             log.exception("worker=%s cannot start", self._spec.worker_id)
             events.put_nowait(StartFailed(_in_one_line(error)))
 

@@ -41,6 +41,6 @@ async def _forever(step: Callable[[], Awaitable[None]], name: str) -> None:
     while True:
         try:
             await step()
-        except Exception:
+        except Exception:  # a bug: told in the log, and the task goes on
             log.exception("a step of %s broke", name)
             await asyncio.sleep(_PAUSE_AFTER_A_BUG_S)

@@ -6,7 +6,7 @@ import sys
 
 from rich.console import Console
 
-from pdserve.v1.errors import DeadlineExceeded, Unavailable
+from pdserve.v1.errors import Unavailable
 
 # The exit code after Ctrl-C, as shells give it: 128 + SIGINT.
 INTERRUPTED = 130
@@ -33,6 +33,4 @@ def _in_words(error: BaseException) -> str:
     is_router_lost = isinstance(error, Unavailable) and error.reason != "CONTROLLER_LOST"
     if is_router_lost and "failed to connect" in text:
         return f"no router answers there: {text.rpartition('ipv4:')[2]}"
-    if isinstance(error, DeadlineExceeded) and text == "Deadline Exceeded":
-        return "not done within the time limit"
     return text
