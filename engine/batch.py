@@ -2,20 +2,30 @@
 
 All tokens of a step are packed into one row of length T: first the decoding sequences (one token each,
 by context length), then the chunks. The tensors here are made once for each step and used by every layer.
+No cost here grows with a context: a block table is copied as it lies in memory.
 
-A pool of shape `[N, L, 2, H, B, D]` is seen in two flat ways. As cells of one token, `[N·L·2·H·B, D]`:
-that is where new K and V are written. As rows of one block, `[N·L·2·H, B·D]`: one is read for each block,
-K or V, and head. Both indices are linear in the layer, so one addition moves them to another layer.
+The torch path sees a pool of shape `[N, L, 2, H, B, D]` in two flat ways. As cells of one token,
+`[N·L·2·H·B, D]`: that is where new K and V are written. As rows of one block, `[N·L·2·H, B·D]`: one is read
+for each block, K or V, and head. Both indices are linear in the layer, so one addition moves them to another
+layer. What that path alone needs is made when it first asks.
 """
 
 from __future__ import annotations
 
+from array import array
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cached_property
+from itertools import chain
 
+import numpy as np
+import numpy.typing as npt
 import torch
 
 from engine.kv_pool import KVPool
+
+Int32s = npt.NDArray[np.int32]
+Int64s = npt.NDArray[np.int64]
 
 # Two contexts share a padded group only if the longer one is at most this much longer.
 _MAX_PADDING_RATIO = 2
@@ -23,7 +33,9 @@ _MAX_PADDING_RATIO = 2
 
 @dataclass(frozen=True, slots=True)
 class BatchRow:
-    """`token_ids` are those at positions `[start, start + len(token_ids))`; `block_table` covers them."""
+    """`token_ids` are those at positions `[start, start + len(token_ids))`; `block_table` covers them (an
+    `array("i")` costs least).
+    """
 
     token_ids: Sequence[int]
     start: int
@@ -57,16 +69,92 @@ class PrefillRows:
     block_rows: torch.Tensor  # [H, W]: K rows of layer 0
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class PagedBatch:
+    """S sequences. Those of one token come first, by context length; `num_decodes` counts them.
+
+    Sequence s has the step's rows `[first_rows[s], first_rows[s + 1])`: its tokens at the positions that end
+    at `context_lens[s]`. Its first `ceil(context_lens[s] / B)` entries of `block_tables[s]` are its blocks;
+    the rest is padding, not to be read. These three are int32 and on the CPU, wherever the pool is.
+    """
+
     pool: torch.Tensor  # [N, L, 2, H, B, D]
-    cells: torch.Tensor  # [H·T]: K cells of layer 0, heads outermost
-    decodes: tuple[DecodeGroup, ...]
-    prefills: tuple[PrefillRows, ...]
+    num_decodes: int
+    first_rows: torch.Tensor  # [S+1]
+    context_lens: torch.Tensor  # [S], new tokens included
+    block_tables: torch.Tensor  # [S, W]
 
     @property
     def block_size(self) -> int:
         return self.pool.shape[4]
+
+    @cached_property
+    def cells(self) -> torch.Tensor:
+        """[H·T]: K cells of layer 0, heads outermost."""
+        _, num_layers, _, num_heads, size, _ = self.pool.shape
+        first_rows: Int64s = self.first_rows.numpy().astype(np.int64)
+        num_tokens = np.diff(first_rows)
+        positions = _positions(first_rows, self.context_lens.numpy() - num_tokens)
+        sequences = np.repeat(np.arange(len(num_tokens)), num_tokens)
+        blocks = self.block_tables.numpy()[sequences, positions // size].astype(np.int64)
+        cells = blocks * (num_layers * 2 * num_heads * size) + positions % size
+        heads = np.arange(num_heads)[:, None] * size
+        return torch.from_numpy((heads + cells).reshape(-1)).to(self.pool.device)
+
+    @cached_property
+    def decodes(self) -> tuple[DecodeGroup, ...]:
+        """A group is a range, and its last row is its longest."""
+        context_lens = self.context_lens.numpy()[: self.num_decodes]
+        groups: list[DecodeGroup] = []
+        first = 0
+        while first < self.num_decodes:
+            longest = _MAX_PADDING_RATIO * context_lens[first] + self.block_size
+            last = int(np.searchsorted(context_lens, longest, side="right"))
+            groups.append(self._decode_group(first, last))
+            first = last
+        return tuple(groups)
+
+    @cached_property
+    def prefills(self) -> tuple[PrefillRows, ...]:
+        first_rows, context_lens = self.first_rows.tolist(), self.context_lens.tolist()
+        return tuple(
+            PrefillRows(
+                first_rows[s],
+                first_rows[s + 1],
+                context_lens[s],
+                self._block_rows(self.block_tables[s, : -(-context_lens[s] // self.block_size)].long()),
+            )
+            for s in range(self.num_decodes, len(context_lens))
+        )
+
+    def _decode_group(self, first: int, last: int) -> DecodeGroup:
+        device, size = self.pool.device, self.block_size
+        context_lens = self.context_lens[first:last].long()
+        num_blocks = (context_lens + size - 1) // size
+        width = int(num_blocks[-1])
+        tables = self.block_tables[first:last, :width].long()
+        # Where anything is padded, the longest row has more than one block, so its first block is full:
+        # padding reads written numbers, which a mask can cancel, where NaN would spoil the sum.
+        tables = torch.where(torch.arange(width) < num_blocks[:, None], tables, tables[-1, 0])
+        columns = torch.arange(width * size)
+        padding = columns >= context_lens[:, None]
+        is_unwritten = padding & (columns < (num_blocks * size)[:, None])
+        num_heads = self.pool.shape[3]
+        unwritten = is_unwritten[:, None, :].expand(-1, num_heads, -1).flatten().nonzero().flatten()
+        return DecodeGroup(
+            first=first,
+            last=last,
+            block_rows=self._block_rows(tables),
+            context_lens=context_lens.to(device),
+            padding=padding[:, None, None, :].to(device),
+            unwritten=unwritten.to(device),
+        )
+
+    def _block_rows(self, tables: torch.Tensor) -> torch.Tensor:
+        """[..., W] block ids → [..., H, W] rows."""
+        _, num_layers, _, num_heads, _, _ = self.pool.shape
+        heads = torch.arange(num_heads)[:, None]
+        return (tables[..., None, :] * (num_layers * 2 * num_heads) + heads).to(self.pool.device)
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,102 +167,55 @@ class PackedBatch:
     paged: PagedBatch
 
 
-def pack(rows: Sequence[BatchRow], wants_logits: Sequence[bool], pool: KVPool) -> PackedBatch:
-    """Logits are those of the last token of each row that wants them."""
-    order = sorted(range(len(rows)), key=lambda i: (len(rows[i].token_ids) > 1, rows[i].end))
-    packed = [rows[i] for i in order]
-    last_rows = [0] * len(rows)
-    total = 0
-    for i in order:
-        total += len(rows[i].token_ids)
-        last_rows[i] = total - 1
+def pack(rows: Sequence[BatchRow], num_logits: Sequence[int], pool: KVPool) -> PackedBatch:
+    """Logits are those of the last `num_logits[i]` tokens of rows[i], in order."""
+    num_tokens = np.array([len(row.token_ids) for row in rows])
+    starts = np.array([row.start for row in rows])
+    order = np.lexsort((starts + num_tokens, num_tokens > 1))
+    packed = [rows[i] for i in order.tolist()]
+    first_rows = np.concatenate(([0], num_tokens[order].cumsum()))
     device = pool.tensor.device
-    num_decodes = sum(len(row.token_ids) == 1 for row in rows)
+    input_ids = array("q", chain.from_iterable([row.token_ids for row in packed]))
+    ends = np.empty_like(order)
+    ends[order] = first_rows[1:]
     return PackedBatch(
-        input_ids=torch.tensor([[t for row in packed for t in row.token_ids]], device=device),
-        position_ids=torch.tensor([[p for row in packed for p in range(row.start, row.end)]], device=device),
-        logit_rows=torch.tensor(
-            [r for r, is_wanted in zip(last_rows, wants_logits, strict=True) if is_wanted],
-            dtype=torch.long,
-            device=device,
-        ),
+        input_ids=torch.from_numpy(np.frombuffer(input_ids, np.int64)).to(device)[None],
+        position_ids=torch.from_numpy(_positions(first_rows, starts[order])).to(device)[None],
+        logit_rows=torch.from_numpy(_last_rows(ends, np.array(num_logits, np.int64))).to(device),
         paged=PagedBatch(
             pool=pool.tensor,
-            cells=_cells(packed, pool),
-            decodes=_decode_groups(packed[:num_decodes], pool),
-            prefills=_prefill_rows(packed[num_decodes:], num_decodes, pool),
+            num_decodes=int((num_tokens == 1).sum()),
+            first_rows=torch.from_numpy(first_rows.astype(np.int32)),
+            context_lens=torch.from_numpy((starts + num_tokens)[order].astype(np.int32)),
+            block_tables=torch.from_numpy(_block_tables(packed, pool.layout.block_size)),
         ),
     )
 
 
-def _cells(rows: Sequence[BatchRow], pool: KVPool) -> torch.Tensor:
-    layout = pool.layout
-    size = layout.block_size
-    cells = torch.tensor(
-        [
-            row.block_table[p // size] * (layout.num_layers * 2 * layout.num_kv_heads * size) + p % size
-            for row in rows
-            for p in range(row.start, row.end)
-        ]
+def _positions(first_rows: Int64s, starts: Int64s) -> Int64s:
+    """[T]: positions of the packed tokens, where sequence s has rows from `first_rows[s]` [S+1] on, the first
+    of them at position `starts[s]`.
+    """
+    return np.arange(first_rows[-1], dtype=np.int64) + np.repeat(
+        starts - first_rows[:-1], np.diff(first_rows)
     )
-    heads = torch.arange(layout.num_kv_heads)[:, None] * size
-    return (heads + cells).flatten().to(pool.tensor.device)
 
 
-def _block_rows(tables: torch.Tensor, pool: KVPool) -> torch.Tensor:
-    """[..., W] block ids → [..., H, W] rows."""
-    layout = pool.layout
-    heads = torch.arange(layout.num_kv_heads)[:, None]
-    return tables[..., None, :] * (layout.num_layers * 2 * layout.num_kv_heads) + heads
+def _last_rows(ends: Int64s, counts: Int64s) -> Int64s:
+    """The `counts[i]` rows before `ends[i]`, for every i."""
+    before = counts.cumsum() - counts
+    return np.arange(counts.sum(), dtype=np.int64) + np.repeat(ends - counts - before, counts)
 
 
-def _prefill_rows(rows: Sequence[BatchRow], first: int, pool: KVPool) -> tuple[PrefillRows, ...]:
-    prefills: list[PrefillRows] = []
-    for row in rows:
-        last = first + len(row.token_ids)
-        table = torch.tensor(row.block_table[: pool.layout.num_blocks_for(row.end)])
-        block_rows = _block_rows(table, pool).to(pool.tensor.device)
-        prefills.append(PrefillRows(first, last, row.end, block_rows))
-        first = last
-    return tuple(prefills)
+def _block_tables(rows: Sequence[BatchRow], block_size: int) -> Int32s:
+    """[S, W], padded with zeros."""
+    tables = [_table(row, -(-row.end // block_size)) for row in rows]
+    lengths = np.array([len(table) for table in tables])
+    padded = np.zeros((len(tables), lengths.max(initial=0)), np.int32)
+    padded[np.arange(padded.shape[1]) < lengths[:, None]] = np.frombuffer(b"".join(tables), np.int32)
+    return padded
 
 
-def _decode_groups(rows: Sequence[BatchRow], pool: KVPool) -> tuple[DecodeGroup, ...]:
-    """`rows` come by context length, so a group is a range and its last row is its longest."""
-    groups: list[DecodeGroup] = []
-    first = 0
-    for index in range(1, len(rows) + 1):
-        if (
-            index == len(rows)
-            or rows[index].end > _MAX_PADDING_RATIO * rows[first].end + pool.layout.block_size
-        ):
-            groups.append(_decode_group(rows[first:index], first, pool))
-            first = index
-    return tuple(groups)
-
-
-def _decode_group(rows: Sequence[BatchRow], first: int, pool: KVPool) -> DecodeGroup:
-    layout = pool.layout
-    device = pool.tensor.device
-    width = layout.num_blocks_for(rows[-1].end)
-    # Where anything is padded, the longest row has more than one block, so its first block is full:
-    # padding reads written numbers, which a mask can cancel, where NaN would spoil the sum.
-    filler = rows[-1].block_table[0]
-    tables = torch.full((len(rows), width), filler)
-    for i, row in enumerate(rows):
-        num_blocks = layout.num_blocks_for(row.end)
-        tables[i, :num_blocks] = torch.tensor(row.block_table[:num_blocks])
-    context_lens = torch.tensor([row.end for row in rows])
-    columns = torch.arange(width * layout.block_size)
-    padding = columns >= context_lens[:, None]
-    last_block_end = (context_lens + layout.block_size - 1) // layout.block_size * layout.block_size
-    is_unwritten = padding & (columns < last_block_end[:, None])
-    unwritten = is_unwritten[:, None, :].expand(-1, layout.num_kv_heads, -1).flatten().nonzero().flatten()
-    return DecodeGroup(
-        first=first,
-        last=first + len(rows),
-        block_rows=_block_rows(tables, pool).to(device),
-        context_lens=context_lens.to(device),
-        padding=padding[:, None, None, :].to(device),
-        unwritten=unwritten.to(device),
-    )
+def _table(row: BatchRow, num_blocks: int) -> array[int]:
+    table = row.block_table if isinstance(row.block_table, array) else array("i", row.block_table)
+    return table if len(table) == num_blocks else table[:num_blocks]
