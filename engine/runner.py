@@ -17,11 +17,11 @@ class ModelRunner:
         self._pool = pool
 
     @torch.inference_mode()
-    def run(self, rows: Sequence[BatchRow], wants_logits: Sequence[bool]) -> torch.Tensor:
-        """Computes all rows, their K and V into the pool → logits [R, V] of the last token of each row
-        that wants them, in order.
+    def run(self, rows: Sequence[BatchRow], num_logits: Sequence[int]) -> torch.Tensor:
+        """Computes all rows, their K and V into the pool → logits [R, V] of the last `num_logits[i]` tokens
+        of each row, in order.
         """
-        batch = pack(rows, wants_logits, self._pool)
+        batch = pack(rows, num_logits, self._pool)
         output = self._module(
             input_ids=batch.input_ids,
             position_ids=batch.position_ids,
