@@ -34,7 +34,7 @@ def convert_gguf(path: Path, progress: Callable[[str], None]) -> Path:
     if damage(folder) is None:
         return folder
     progress(f"waiting for {path.name} to be converted")
-    with _locked(root / f"{folder.name}.lock"):
+    with locked(root / f"{folder.name}.lock"):
         reason = damage(folder)
         if reason is None:
             return folder
@@ -92,7 +92,7 @@ def _file_key(path: Path) -> str:
 
 
 @contextmanager
-def _locked(path: Path) -> Iterator[None]:
+def locked(path: Path) -> Iterator[None]:
     """One process at a time; the kernel lets go of the lock if its holder dies."""
     with path.open("w") as file:
         fcntl.flock(file, fcntl.LOCK_EX)
