@@ -37,6 +37,31 @@ class ModelConfig(BaseModel):
     device: Literal["auto", "cpu", "cuda"] = "auto"
     # None: the model's own context.
     max_model_len: int | None = Field(default=None, gt=0)
+    # Kernels compiled on this machine, once. auto: where it can; on: or refuse the model; off: torch alone.
+    compile: Literal["auto", "on", "off"] = "auto"
+
+
+class NgramSpeculation(BaseModel):
+    """Drafts are what followed the last tokens where they stood in the prompt or the output before."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    method: Literal["ngram"]
+    # Drafts that one step verifies for a sequence at most; how many really pay is found out while it runs.
+    max_tokens: int = Field(default=8, ge=1, le=64)
+    # So many last tokens must have stood there before; the longest that have are followed.
+    min_ngram: int = Field(default=2, ge=1, le=16)
+    max_ngram: int = Field(default=4, ge=1, le=16)
+
+    @model_validator(mode="after")
+    def _has_a_size(self) -> NgramSpeculation:
+        if self.min_ngram > self.max_ngram:
+            raise ValueError(f"min_ngram {self.min_ngram} is more than max_ngram {self.max_ngram}")
+        return self
+
+
+# By `method`; a union of models once there is a second one.
+SpeculativeConfig = NgramSpeculation
 
 
 class EngineConfig(BaseModel):
@@ -57,6 +82,8 @@ class EngineConfig(BaseModel):
     enable_prefix_caching: bool = True
     # Tokens a step that preempted sequences may recompute beside others that decode.
     max_recompute_tokens: int = Field(default=128, gt=0)
+    # Tokens are guessed and verified several at a time; the output stays the same. None: off.
+    speculative: SpeculativeConfig | None = None
     # For tests: blocks are filled with NaN whenever they are taken.
     poison_blocks: bool = False
 

@@ -7,7 +7,8 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from itertools import islice
 
 from engine.block_manager import BlockManager, BlockState
 from engine.config import EngineConfig, ModelConfig
@@ -28,9 +29,11 @@ from engine.request import (
 from engine.reservations import BlockReservation, Reservations
 from engine.runner import ModelRunner
 from engine.sampler import Sampled, SampleRow, sample
+from engine.sampling import FinishReason
 from engine.scheduler import Chunk, Scheduler, SchedulerLimits
 from engine.sequence import Sequence as LiveSequence
 from engine.sequence import SequenceState
+from engine.speculation import Speculator, make_speculator
 from engine.stopping import banned_token_ids, finish_reason
 from engine.weights import no_progress
 
@@ -39,8 +42,13 @@ log = logging.getLogger(__name__)
 
 class Engine:
     def __init__(
-        self, model: LoadedModel, config: EngineConfig, allocate: AllocateMemory = allocate_memory
+        self,
+        model: LoadedModel,
+        config: EngineConfig,
+        allocate: AllocateMemory = allocate_memory,
+        speculator: Speculator | None = None,
     ) -> None:
+        """`speculator` takes the place of the one that the config asks for."""
         self.model = model
         self.device = str(model.device)
         self.layout = model.layout(config.block_size)
@@ -50,6 +58,9 @@ class Engine:
             self.limits.num_blocks, on_take=self.pool.poison if config.poison_blocks else None
         )
         self._reservations = Reservations(self._blocks)
+        if speculator is None and config.speculative is not None:
+            speculator = make_speculator(config.speculative)
+        self._speculator = speculator
         self._scheduler = Scheduler(
             SchedulerLimits(
                 block_size=config.block_size,
@@ -60,6 +71,7 @@ class Engine:
             self._blocks,
             self._reservations,
             root_hash(self.layout.model_fingerprint) if config.enable_prefix_caching else None,
+            speculator,
         )
         self._runner = ModelRunner(model, self.pool)
         self._living: dict[str, LiveSequence] = {}
@@ -67,6 +79,8 @@ class Engine:
         self._next_arrival = 0
         self._tokens_prefilled = 0
         self._tokens_decoded = 0
+        self._draft_tokens = 0
+        self._accepted_draft_tokens = 0
 
     @classmethod
     def load(
@@ -161,7 +175,7 @@ class Engine:
             log.exception("a step of %d sequences failed", len(chunks))
             outputs = [self._fail(chunk.sequence, f"the model failed: {error}") for chunk in chunks]
         else:
-            outputs = [self._apply(chunk, token) for chunk, token in zip(chunks, sampled, strict=True)]
+            outputs = [self._apply(chunk, draws) for chunk, draws in zip(chunks, sampled, strict=True)]
         return StepResult(tuple(outputs), (time.monotonic() - began_at_s) * 1000)
 
     def snapshot(self) -> EngineLoad:
@@ -181,6 +195,8 @@ class Engine:
             tokens_prefilled=self._tokens_prefilled,
             tokens_decoded=self._tokens_decoded,
             num_preemptions=self._scheduler.num_preemptions,
+            draft_tokens=self._draft_tokens,
+            accepted_draft_tokens=self._accepted_draft_tokens,
         )
 
     def check_integrity(self) -> None:
@@ -200,53 +216,90 @@ class Engine:
                 f"scheduler and engine disagree on who lives: {scheduled ^ set(self._living)}"
             )
 
-    def _compute(self, chunks: Sequence[Chunk]) -> list[Sampled | None]:
-        """One entry for each chunk: its token, or None where the chunk is not the last."""
+    def _compute(self, chunks: Sequence[Chunk]) -> list[list[Sampled]]:
+        """The draws of each chunk, none where it is not the last."""
         if not chunks:
             return []
-        logits = self._runner.run([c.row() for c in chunks], [c.is_sampling for c in chunks])
-        sampling = [chunk for chunk in chunks if chunk.is_sampling]
-        tokens = iter(sample(logits, [self._sample_row(chunk.sequence) for chunk in sampling]))
-        return [next(tokens) if chunk.is_sampling else None for chunk in chunks]
+        num_draws = [chunk.num_draws for chunk in chunks]
+        logits = self._runner.run([chunk.row() for chunk in chunks], num_draws)
+        draws = iter(sample(logits, [row for chunk in chunks for row in self._sample_rows(chunk)]))
+        return [list(islice(draws, count)) for count in num_draws]
 
-    def _sample_row(self, sequence: LiveSequence) -> SampleRow:
-        params = sequence.request.sampling
-        return SampleRow(
-            params=params,
-            position=sequence.num_output_tokens,
-            banned_token_ids=banned_token_ids(
-                sequence.request.stop, self.model.eos_token_ids, sequence.num_output_tokens
-            ),
-            prompt_token_ids=sequence.request.prompt_token_ids,
-            output_counts=sequence.output_counts if params.has_penalties else {},
-        )
+    def _sample_rows(self, chunk: Chunk) -> Iterator[SampleRow]:
+        """One for each draw. Behind a draft all is as if it were there already."""
+        request = chunk.sequence.request
+        counts = chunk.sequence.output_counts if request.sampling.has_penalties else None
+        for index in range(chunk.num_draws):
+            position = chunk.sequence.num_output_tokens + index
+            if index > 0 and counts is not None:
+                counts = counts.copy()
+                counts[chunk.drafts[index - 1]] += 1
+            yield SampleRow(
+                params=request.sampling,
+                position=position,
+                banned_token_ids=banned_token_ids(request.stop, self.model.eos_token_ids, position),
+                prompt_token_ids=request.prompt_token_ids,
+                output_counts={} if counts is None else counts,
+            )
 
-    def _apply(self, chunk: Chunk, sampled: Sampled | None) -> SequenceOutput:
+    def _apply(self, chunk: Chunk, draws: Sequence[Sampled]) -> SequenceOutput:
         sequence = chunk.sequence
-        if sampled is not None and sampled.token_id is None:
+        if draws and draws[0].token_id is None:
             return self._fail(sequence, "the model gave no finite score")
         is_first = sequence.num_new_tokens == 0
-        self._count(chunk, is_first)
-        sequence.num_computed_tokens = chunk.end
+        tokens, reason = self._take_draws(chunk, draws)
+        # The last token is new. Drafts that were wrong lie behind it, and are overwritten.
+        sequence.num_computed_tokens = chunk.end + max(0, len(tokens) - 1)
         self._scheduler.register_computed(sequence)
-        if sampled is None or sampled.token_id is None:
+        if chunk.drafts:
+            self._scheduler.drop_unused(sequence)
+        self._count(chunk, tokens, is_first)
+        if not tokens:
             return SequenceOutput(sequence.sequence_id, chunk.end, (), None, is_last=False)
-        token = NewToken(sequence.num_output_tokens, sampled.token_id, sampled.logprobs)
-        sequence.append(token.token_id)
+        if self._speculator is not None:
+            self._speculator.note(sequence, (token.token_id for token in tokens))
         sequence.is_recomputing = False
-        stop = sequence.request.stop
-        reason = finish_reason(stop, self.model.eos_token_ids, token.token_id, sequence.num_output_tokens)
         is_last = reason is not None or sequence.request.until is Until.FIRST_TOKEN
         if is_last:
             self._leave(sequence, SequenceState.FINISHED)
-        report = _prefill_report(sequence) if is_first else None
-        return SequenceOutput(sequence.sequence_id, chunk.end, (token,), reason, is_last, report)
+        return SequenceOutput(
+            sequence_id=sequence.sequence_id,
+            num_computed_tokens=sequence.num_computed_tokens,
+            new_tokens=tuple(tokens),
+            finish_reason=reason,
+            is_last=is_last,
+            prefill=_prefill_report(sequence) if is_first else None,
+            num_drafts=len(chunk.drafts),
+        )
 
-    def _count(self, chunk: Chunk, is_first: bool) -> None:
+    def _take_draws(
+        self, chunk: Chunk, draws: Sequence[Sampled]
+    ) -> tuple[list[NewToken], FinishReason | None]:
+        """Gives the sequence its new tokens, up to the first that is not what was drafted or that ends it."""
+        sequence = chunk.sequence
+        tokens: list[NewToken] = []
+        reason: FinishReason | None = None
+        for index, draw in enumerate(draws):
+            if draw.token_id is None:
+                break  # behind a draft: the next step draws it alone, and tells
+            was_drafted = index < len(chunk.drafts) and draw.token_id == chunk.drafts[index]
+            tokens.append(NewToken(sequence.num_output_tokens, draw.token_id, draw.logprobs, was_drafted))
+            sequence.append(draw.token_id)
+            reason = finish_reason(
+                sequence.request.stop, self.model.eos_token_ids, draw.token_id, sequence.num_output_tokens
+            )
+            if reason is not None or not was_drafted:
+                break
+        return tokens, reason
+
+    def _count(self, chunk: Chunk, tokens: Sequence[NewToken], is_first: bool) -> None:
         if is_first:
             self._tokens_prefilled += chunk.num_tokens
-        elif chunk.is_sampling:
-            self._tokens_decoded += 1
+        else:
+            self._tokens_decoded += len(tokens)
+        if chunk.drafts:
+            self._draft_tokens += len(chunk.drafts)
+            self._accepted_draft_tokens += sum(token.was_drafted for token in tokens)
 
     def _fail(self, sequence: LiveSequence, reason: str) -> SequenceOutput:
         """What it computed may be spoiled: nobody may find it in the prefix cache."""
@@ -259,6 +312,8 @@ class Engine:
         """The one way out."""
         self._scheduler.remove(sequence, state)
         del self._living[sequence.sequence_id]
+        if self._speculator is not None:
+            self._speculator.forget(sequence.sequence_id)
         if sequence.hold_blocks:
             self._held[sequence.sequence_id] = sequence.block_table
         else:

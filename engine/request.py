@@ -41,6 +41,7 @@ class NewToken:
     position: int
     token_id: int
     logprobs: PositionLogprobs | None
+    was_drafted: bool = False  # a draft that turned out right
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,6 +68,7 @@ class SequenceOutput:
     )  # None on the last output of Until.FIRST_TOKEN if the token ends nothing
     is_last: bool  # the engine has let go of the sequence
     prefill: PrefillReport | None = None  # with the first new token of a sequence prefilled here
+    num_drafts: int = 0  # verified in this step, right or wrong
     error: str | None = None  # it broke (is_last is set): no token, no finish reason
 
 
@@ -90,7 +92,7 @@ class EngineLimits:
 
 @dataclass(frozen=True, slots=True)
 class EngineLoad:
-    """What it is doing now, and three counters that never go down."""
+    """What it is doing now, and five counters that never go down."""
 
     num_running: int
     num_waiting: int  # preempted ones too
@@ -104,3 +106,5 @@ class EngineLoad:
     tokens_prefilled: int
     tokens_decoded: int
     num_preemptions: int
+    draft_tokens: int  # guessed and computed; those that were right are among the decoded ones
+    accepted_draft_tokens: int

@@ -1,8 +1,9 @@
 """Which sequences compute what in the next step: pure bookkeeping over the block manager.
 
 Order: running sequences that decode, running ones that catch up, preempted ones, new ones first come
-first served; all by arrival. A sequence gets the blocks of all its tokens when it starts, so only
-decoding takes blocks later. A start leaves one growth block for each running or reserved sequence that
+first served; all by arrival; then drafts for those that decode, from what is left of everything. A sequence
+gets the blocks of all its tokens when it starts, so only decoding takes blocks later, and those that only
+drafts need go back after the step. A start leaves one growth block for each running or reserved sequence that
 will still grow. When growth finds no block, the youngest sequence is preempted: it gives its blocks
 back, and later computes its tokens again (most of them, usually, a prefix hit).
 """
@@ -12,7 +13,7 @@ from __future__ import annotations
 from bisect import insort
 from collections import OrderedDict
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from engine.batch import BatchRow
 from engine.block_manager import BlockManager
@@ -20,27 +21,31 @@ from engine.errors import NoRoom
 from engine.prefix import BlockHash, extend_hashes
 from engine.reservations import BlockReservation, Reservations
 from engine.sequence import Sequence, SequenceState
+from engine.speculation import Speculator
 
 
 @dataclass(frozen=True, slots=True)
 class Chunk:
-    """Tokens `[start, end)` of one sequence, to compute in this step."""
+    """Tokens `[start, end)` of one sequence, and drafts of those behind them, to compute in this step."""
 
     sequence: Sequence
     start: int
     end: int
+    is_sampling: bool  # it closes the gap, so its last row draws the next token
+    drafts: tuple[int, ...] = ()
 
     @property
     def num_tokens(self) -> int:
-        return self.end - self.start
-
-    def row(self) -> BatchRow:
-        return BatchRow(self.sequence.token_ids[self.start : self.end], self.start, self.sequence.block_table)
+        return self.end - self.start + len(self.drafts)
 
     @property
-    def is_sampling(self) -> bool:
-        """It closes the gap, so its last row draws the next token."""
-        return self.end == self.sequence.num_tokens
+    def num_draws(self) -> int:
+        """Behind the last token, and behind each draft: that one counts if the drafts up to it are right."""
+        return 1 + len(self.drafts) if self.is_sampling else 0
+
+    def row(self) -> BatchRow:
+        token_ids = [*self.sequence.token_ids[self.start : self.end], *self.drafts]
+        return BatchRow(token_ids, self.start, self.sequence.block_table)
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,12 +63,14 @@ class Scheduler:
         blocks: BlockManager,
         reservations: Reservations,
         root: BlockHash | None,
+        speculator: Speculator | None = None,
     ) -> None:
         """`root` is where prefix hashes begin; None: no prefix cache."""
         self._limits = limits
         self._blocks = blocks
         self._reservations = reservations
         self._root = root
+        self._speculator = speculator
         self.waiting: OrderedDict[str, Sequence] = OrderedDict()
         self.preempted: list[Sequence] = []  # by arrival
         self.running: dict[str, Sequence] = {}
@@ -118,7 +125,7 @@ class Scheduler:
     def schedule(self) -> list[Chunk]:
         running = sorted(self.running.values(), key=_arrival)
         chunks = [
-            Chunk(sequence, sequence.num_computed_tokens, sequence.num_tokens)
+            _chunk(sequence, 1)
             for sequence in running
             if sequence.num_missing_tokens == 1 and self._grow(sequence)
         ]
@@ -131,13 +138,12 @@ class Scheduler:
             num_tokens = min(allowed, sequence.num_missing_tokens)
             if num_tokens == 0:
                 continue
-            start = sequence.num_computed_tokens
-            chunks.append(Chunk(sequence, start, start + num_tokens))
+            chunks.append(_chunk(sequence, num_tokens))
             budget -= num_tokens
             recompute -= num_tokens if sequence.is_recomputing else 0
             if budget == 0:
                 break
-        return chunks
+        return chunks if self._speculator is None else self._with_drafts(self._speculator, chunks, budget)
 
     def _catching_up(self, running: list[Sequence]) -> Iterator[Sequence]:
         """Those with more than one token to compute; starts preempted and new ones while there is room."""
@@ -152,6 +158,41 @@ class Scheduler:
                 break
             del self.waiting[sequence.sequence_id]
             yield sequence
+
+    def _with_drafts(self, speculator: Speculator, chunks: list[Chunk], budget: int) -> list[Chunk]:
+        """Adds drafts to those that decode, but not to a first token here: that one closes a prefill."""
+        num_rows = sum(chunk.num_tokens for chunk in chunks)
+        for index, chunk in enumerate(chunks):
+            sequence = chunk.sequence
+            if not chunk.is_sampling or chunk.num_tokens > 1 or sequence.num_new_tokens == 0:
+                continue
+            room = min(budget, sequence.max_kv_tokens - sequence.num_tokens)
+            drafts = speculator.draft(sequence, room, num_rows)
+            if drafts:
+                drafts = drafts[: self._room_behind(sequence, len(drafts))]
+                chunks[index] = replace(chunk, drafts=tuple(drafts))
+                budget -= len(drafts)
+        return chunks
+
+    def _room_behind(self, sequence: Sequence, num_tokens: int) -> int:
+        """How many of so many tokens behind its own there is room for: in its last block, and in blocks that
+        nobody, itself included, will need next.
+        """
+        num_blocks = len(sequence.block_table)
+        num_new = self.num_blocks_for(sequence.num_tokens + num_tokens) - num_blocks
+        if num_new > 0:
+            growth = self.num_growth_blocks - self._growth_of(sequence, num_blocks)
+            growth += self._growth_of(sequence, num_blocks + num_new)
+            if not self._blocks.can_take([], num_new, spare=growth):
+                return num_blocks * self._limits.block_size - sequence.num_tokens
+            sequence.block_table += self._blocks.take([], num_new)
+        return num_tokens
+
+    def drop_unused(self, sequence: Sequence) -> None:
+        """Gives back the blocks behind its last token: those of drafts that were wrong."""
+        num_used = self.num_blocks_for(sequence.num_tokens)
+        self._blocks.release(sequence.block_table[num_used:])
+        del sequence.block_table[num_used:]
 
     def _start(self, sequence: Sequence) -> bool:
         """Takes its blocks and makes it run, if there is a place and room."""
@@ -236,6 +277,11 @@ class Scheduler:
         sequence.move(SequenceState.PREEMPTED)
         insort(self.preempted, sequence, key=_arrival)
         self.num_preemptions += 1
+
+
+def _chunk(sequence: Sequence, num_tokens: int) -> Chunk:
+    start = sequence.num_computed_tokens
+    return Chunk(sequence, start, start + num_tokens, is_sampling=num_tokens == sequence.num_missing_tokens)
 
 
 def _arrival(sequence: Sequence) -> int:
