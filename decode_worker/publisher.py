@@ -68,6 +68,13 @@ def add_output(batch: StepBatch, key: TransferKey, output: SequenceOutput) -> No
         error = Internal(f"{output.sequence_id}: {output.error}", reason="ENGINE_FAILED")
         batch.failures.append(StepFailure(key, error))
     for index, token in enumerate(output.new_tokens):
-        is_last = index == len(output.new_tokens) - 1
-        finish_reason = output.finish_reason if is_last else None
-        batch.tokens.append(StepToken(key, token, finish_reason, output.prefill if index == 0 else None))
+        is_first, is_last = index == 0, index == len(output.new_tokens) - 1
+        batch.tokens.append(
+            StepToken(
+                key,
+                token,
+                finish_reason=output.finish_reason if is_last else None,
+                prefill=output.prefill if is_first else None,
+                num_drafts=output.num_drafts if is_first else 0,
+            )
+        )

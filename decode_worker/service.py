@@ -80,7 +80,9 @@ class DecodeServicer(worker_pb2_grpc.DecodeWorkerServicer):
 
     def _step_output(self, batch: StepBatch) -> worker_pb2.StepOutput:
         return worker_pb2.StepOutput(
-            tokens=[token_output(t.key, t.token, t.finish_reason, t.prefill) for t in batch.tokens],
+            tokens=[
+                token_output(t.key, t.token, t.finish_reason, t.prefill, t.num_drafts) for t in batch.tokens
+            ],
             failed=[
                 worker_pb2.SequenceFailed(
                     transfer_id=failure.key.transfer_id,

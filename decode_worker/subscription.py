@@ -19,6 +19,7 @@ class StepToken:
     token: NewToken
     finish_reason: FinishReason | None = None
     prefill: PrefillReport | None = None
+    num_drafts: int = 0
 
 
 @dataclass(frozen=True, slots=True)

@@ -50,6 +50,8 @@ class Usage:
     prompt_tokens: int
     cached_tokens: int
     completion_tokens: int
+    draft_tokens: int
+    accepted_draft_tokens: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -194,6 +196,8 @@ class WorkerCounters:
     num_preemptions: int
     num_expired_leases: int
     rss_bytes: int
+    draft_tokens: int
+    accepted_draft_tokens: int
 
 
 @dataclass(frozen=True, slots=True)

@@ -28,6 +28,8 @@ class Usage:
     prompt_tokens: int
     cached_tokens: int
     completion_tokens: int
+    draft_tokens: int
+    accepted_draft_tokens: int
 
 
 @dataclass(frozen=True, slots=True)

@@ -27,7 +27,13 @@ def finished(attempt: Attempt) -> Finished:
     if ending is None:
         raise Internal("a request cannot be reported as finished before it ended")
     num_tokens = len(request.transcript.token_ids)
-    usage = Usage(len(request.plan.prompt_token_ids), _cached_tokens(request), num_tokens)
+    usage = Usage(
+        prompt_tokens=len(request.plan.prompt_token_ids),
+        cached_tokens=_cached_tokens(request),
+        completion_tokens=num_tokens,
+        draft_tokens=request.transcript.num_drafts,
+        accepted_draft_tokens=request.transcript.num_accepted_drafts,
+    )
     timings = _timings(request.timeline, num_tokens)
     return Finished(
         index=request.plan.index,

@@ -26,6 +26,9 @@ class Token:
     # Set on the last token, where the worker ended the sequence.
     finish_reason: generation_pb2.FinishReason | None = None
     report: PrefillReport | None = None
+    # Whether it had been guessed, and how many were in the step that it begins.
+    was_drafted: bool = False
+    num_drafts: int = 0
 
 
 def token_of(message: worker_pb2.TokenOutput) -> Token:
@@ -39,4 +42,6 @@ def token_of(message: worker_pb2.TokenOutput) -> Token:
         logprobs=message.logprobs if message.HasField("logprobs") else None,
         finish_reason=message.finish_reason or None,
         report=report,
+        was_drafted=message.was_drafted,
+        num_drafts=message.num_drafts,
     )

@@ -100,9 +100,15 @@ def token_output(
     token: NewToken,
     finish_reason: FinishReason | None = None,
     prefill: PrefillReport | None = None,
+    num_drafts: int = 0,
 ) -> worker_pb2.TokenOutput:
     message = worker_pb2.TokenOutput(
-        transfer_id=key.transfer_id, epoch=key.epoch, position=token.position, token_id=token.token_id
+        transfer_id=key.transfer_id,
+        epoch=key.epoch,
+        position=token.position,
+        token_id=token.token_id,
+        was_drafted=token.was_drafted,
+        num_drafts=num_drafts,
     )
     if token.logprobs is not None:
         message.logprobs.CopyFrom(_logprobs(token.logprobs))

@@ -49,5 +49,7 @@ def engine_counters(load: EngineLoad) -> cluster_pb2.WorkerCounters:
         tokens_prefilled=load.tokens_prefilled,
         tokens_decoded=load.tokens_decoded,
         num_preemptions=load.num_preemptions,
+        draft_tokens=load.draft_tokens,
+        accepted_draft_tokens=load.accepted_draft_tokens,
         rss_bytes=psutil.Process().memory_info().rss,
     )

@@ -41,6 +41,8 @@ def as_object(answer: Answer, with_logprobs: bool) -> dict[str, object]:
             "prompt_tokens": usage.prompt_tokens,
             "cached_tokens": usage.cached_tokens,
             "completion_tokens": usage.completion_tokens,
+            "draft_tokens": usage.draft_tokens,
+            "accepted_draft_tokens": usage.accepted_draft_tokens,
         },
         "timings": {
             "queue_ms": timings.queue_ms,
@@ -110,6 +112,7 @@ def _explained(answer: Answer) -> list[tuple[str, str, str]]:
             finished.decode_worker,
             f"{usage.completion_tokens} tokens in {timings.decode_ms:.1f} ms {speed}",
         ),
+        *_drafted(finished),
         ("TTFT", "client's first token", f"{timings.ttft_ms:.1f} ms"),
         ("ITL", "mean between tokens", f"{timings.mean_itl_ms:.1f} ms"),
         ("end", finished.finish_reason.value, _why_it_ended(finished)),
@@ -121,6 +124,19 @@ def _resumed(started: Started, finished: Finished) -> list[tuple[str, str, str]]
         return []
     first = " → ".join(dict.fromkeys((started.prefill_worker, started.decode_worker)))
     return [("resumed", f"{finished.num_resumes} times", f"begun on {first}; those below finished it")]
+
+
+def _drafted(finished: Finished) -> list[tuple[str, str, str]]:
+    usage = finished.usage
+    if not usage.draft_tokens:
+        return []
+    return [
+        (
+            "drafts",
+            finished.decode_worker,
+            f"{usage.accepted_draft_tokens} of {usage.draft_tokens} guessed tokens were right",
+        )
+    ]
 
 
 def _why_it_ended(finished: Finished) -> str:

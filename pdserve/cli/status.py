@@ -83,6 +83,8 @@ def _worker_object(worker: Worker) -> dict[str, object]:
         "kv_bytes_received": counters.kv_bytes_received,
         "reservations": load.num_reservations,
         "rss_bytes": counters.rss_bytes,
+        "draft_tokens": counters.draft_tokens,
+        "accepted_draft_tokens": counters.accepted_draft_tokens,
     }
 
 
@@ -95,14 +97,26 @@ def show(cluster: Cluster) -> None:
         out.print(line, markup=False)
     table = Table(box=None, pad_edge=False, padding=(0, 1), header_style="dim")
     workers = [worker for pool in cluster.pools for worker in pool.workers]
-    # Of interest only where there are several.
+    # Of interest only where there are several nodes, and where anything was drafted.
     shows_node = len({worker.node for worker in workers if worker.node}) > 1
+    shows_drafts = any(worker.counters.draft_tokens for worker in workers)
     for column in ("worker", "state", *(("node",) if shows_node else ()), "pid"):
         table.add_column(column, no_wrap=True)
-    for column in ("run", "wait", "KV blocks", "prefilled", "decoded", "KV sent", "received", "RSS"):
+    drafted = ("drafts right",) if shows_drafts else ()
+    for column in (
+        "run",
+        "wait",
+        "KV blocks",
+        "prefilled",
+        "decoded",
+        *drafted,
+        "KV sent",
+        "received",
+        "RSS",
+    ):
         table.add_column(column, justify="right", no_wrap=True)
     for worker in workers:
-        table.add_row(*_row(worker, shows_node))
+        table.add_row(*_row(worker, shows_node, shows_drafts))
     if workers:
         out.print(table)
     for pool in cluster.pools:
@@ -133,7 +147,7 @@ def _num_ready(pool: Pool) -> int:
     return sum(worker.state is WorkerState.READY for worker in pool.workers)
 
 
-def _row(worker: Worker, shows_node: bool) -> list[str]:
+def _row(worker: Worker, shows_node: bool, shows_drafts: bool) -> list[str]:
     """Without numbers where there are none yet, or only those of a process that is gone."""
     load, counters = worker.load, worker.counters
     style = _STYLES.get(worker.state.name, "dim")
@@ -150,6 +164,7 @@ def _row(worker: Worker, shows_node: bool) -> list[str]:
         f"{load.kv_blocks_used}/{worker.limits.kv_blocks_total}",
         str(counters.tokens_prefilled),
         str(counters.tokens_decoded),
+        *((f"{counters.accepted_draft_tokens}/{counters.draft_tokens}",) if shows_drafts else ()),
         in_mb(counters.kv_bytes_sent),
         in_mb(counters.kv_bytes_received),
         in_mb(counters.rss_bytes),

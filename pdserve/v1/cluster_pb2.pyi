@@ -170,7 +170,7 @@ class WorkerLoad(_message.Message):
     def __init__(self, num_running: _Optional[int] = ..., num_waiting: _Optional[int] = ..., queued_prompt_tokens: _Optional[int] = ..., kv_blocks_free: _Optional[int] = ..., kv_blocks_used: _Optional[int] = ..., num_reservations: _Optional[int] = ..., num_transfers: _Optional[int] = ..., kv_blocks_quarantined: _Optional[int] = ...) -> None: ...
 
 class WorkerCounters(_message.Message):
-    __slots__ = ("tokens_prefilled", "tokens_decoded", "kv_bytes_sent", "kv_bytes_received", "num_preemptions", "num_expired_leases", "rss_bytes")
+    __slots__ = ("tokens_prefilled", "tokens_decoded", "kv_bytes_sent", "kv_bytes_received", "num_preemptions", "num_expired_leases", "rss_bytes", "draft_tokens", "accepted_draft_tokens")
     TOKENS_PREFILLED_FIELD_NUMBER: _ClassVar[int]
     TOKENS_DECODED_FIELD_NUMBER: _ClassVar[int]
     KV_BYTES_SENT_FIELD_NUMBER: _ClassVar[int]
@@ -178,6 +178,8 @@ class WorkerCounters(_message.Message):
     NUM_PREEMPTIONS_FIELD_NUMBER: _ClassVar[int]
     NUM_EXPIRED_LEASES_FIELD_NUMBER: _ClassVar[int]
     RSS_BYTES_FIELD_NUMBER: _ClassVar[int]
+    DRAFT_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    ACCEPTED_DRAFT_TOKENS_FIELD_NUMBER: _ClassVar[int]
     tokens_prefilled: int
     tokens_decoded: int
     kv_bytes_sent: int
@@ -185,4 +187,6 @@ class WorkerCounters(_message.Message):
     num_preemptions: int
     num_expired_leases: int
     rss_bytes: int
-    def __init__(self, tokens_prefilled: _Optional[int] = ..., tokens_decoded: _Optional[int] = ..., kv_bytes_sent: _Optional[int] = ..., kv_bytes_received: _Optional[int] = ..., num_preemptions: _Optional[int] = ..., num_expired_leases: _Optional[int] = ..., rss_bytes: _Optional[int] = ...) -> None: ...
+    draft_tokens: int
+    accepted_draft_tokens: int
+    def __init__(self, tokens_prefilled: _Optional[int] = ..., tokens_decoded: _Optional[int] = ..., kv_bytes_sent: _Optional[int] = ..., kv_bytes_received: _Optional[int] = ..., num_preemptions: _Optional[int] = ..., num_expired_leases: _Optional[int] = ..., rss_bytes: _Optional[int] = ..., draft_tokens: _Optional[int] = ..., accepted_draft_tokens: _Optional[int] = ...) -> None: ...

@@ -126,7 +126,7 @@ class StepOutput(_message.Message):
     def __init__(self, tokens: _Optional[_Iterable[_Union[TokenOutput, _Mapping]]] = ..., failed: _Optional[_Iterable[_Union[SequenceFailed, _Mapping]]] = ..., load: _Optional[_Union[_cluster_pb2.WorkerLoad, _Mapping]] = ...) -> None: ...
 
 class TokenOutput(_message.Message):
-    __slots__ = ("transfer_id", "epoch", "position", "token_id", "logprobs", "finish_reason", "prefill")
+    __slots__ = ("transfer_id", "epoch", "position", "token_id", "logprobs", "finish_reason", "prefill", "was_drafted", "num_drafts")
     TRANSFER_ID_FIELD_NUMBER: _ClassVar[int]
     EPOCH_FIELD_NUMBER: _ClassVar[int]
     POSITION_FIELD_NUMBER: _ClassVar[int]
@@ -134,6 +134,8 @@ class TokenOutput(_message.Message):
     LOGPROBS_FIELD_NUMBER: _ClassVar[int]
     FINISH_REASON_FIELD_NUMBER: _ClassVar[int]
     PREFILL_FIELD_NUMBER: _ClassVar[int]
+    WAS_DRAFTED_FIELD_NUMBER: _ClassVar[int]
+    NUM_DRAFTS_FIELD_NUMBER: _ClassVar[int]
     transfer_id: str
     epoch: int
     position: int
@@ -141,7 +143,9 @@ class TokenOutput(_message.Message):
     logprobs: _generation_pb2.PositionLogprobs
     finish_reason: _generation_pb2.FinishReason
     prefill: PrefillReport
-    def __init__(self, transfer_id: _Optional[str] = ..., epoch: _Optional[int] = ..., position: _Optional[int] = ..., token_id: _Optional[int] = ..., logprobs: _Optional[_Union[_generation_pb2.PositionLogprobs, _Mapping]] = ..., finish_reason: _Optional[_Union[_generation_pb2.FinishReason, str]] = ..., prefill: _Optional[_Union[PrefillReport, _Mapping]] = ...) -> None: ...
+    was_drafted: bool
+    num_drafts: int
+    def __init__(self, transfer_id: _Optional[str] = ..., epoch: _Optional[int] = ..., position: _Optional[int] = ..., token_id: _Optional[int] = ..., logprobs: _Optional[_Union[_generation_pb2.PositionLogprobs, _Mapping]] = ..., finish_reason: _Optional[_Union[_generation_pb2.FinishReason, str]] = ..., prefill: _Optional[_Union[PrefillReport, _Mapping]] = ..., was_drafted: _Optional[bool] = ..., num_drafts: _Optional[int] = ...) -> None: ...
 
 class PrefillReport(_message.Message):
     __slots__ = ("cached_tokens", "queue_ms", "prefill_ms")

@@ -144,6 +144,8 @@ def _finished(finished: Finished) -> generation_pb2.Finished:
             prompt_tokens=usage.prompt_tokens,
             cached_tokens=usage.cached_tokens,
             completion_tokens=usage.completion_tokens,
+            draft_tokens=usage.draft_tokens,
+            accepted_draft_tokens=usage.accepted_draft_tokens,
         ),
         timings=generation_pb2.Timings(
             queue_ms=timings.queue_ms,

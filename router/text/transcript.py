@@ -48,6 +48,8 @@ class Transcript:
     def __init__(self, detokenizer: Detokenizer, stop: StopText) -> None:
         self.token_ids: list[int] = []
         self.ending: Ending | None = None
+        self.num_drafts = 0
+        self.num_accepted_drafts = 0
         self._detokenizer = detokenizer
         self._stop = stop
         self._matcher = StopStrings(stop.strings)
@@ -59,6 +61,8 @@ class Transcript:
             if self.ending is not None:
                 break
             self.token_ids.append(token.token_id)
+            self.num_drafts += token.num_drafts
+            self.num_accepted_drafts += token.was_drafted
             taken.append(token)
             texts.append(self._push(token))
         logprobs = tuple(token.logprobs for token in taken if token.logprobs is not None)

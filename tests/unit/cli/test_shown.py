@@ -28,9 +28,9 @@ from pdserve.client import (
 from pdserve.results import WorkerCounters, WorkerLimits, WorkerLoad
 
 
-def worker(role: Role, state: WorkerState) -> Worker:
+def worker(role: Role, state: WorkerState, num_drafts: int = 0) -> Worker:
     limits, load = WorkerLimits(2048, 16, 64, 888, 2048), WorkerLoad(1, 2, 0, 800, 77, 0, 0, 0)
-    counters = WorkerCounters(12345, 6789, 0, 0, 0, 0, 10**9)
+    counters = WorkerCounters(12345, 6789, 0, 0, 0, 0, 10**9, num_drafts, num_drafts // 2)
     at = ("127.0.0.1:9", 4711, "127.0.0.1", "cpu")
     return Worker(f"{role.value}-0", "i", role, state, "", *at, limits, load, counters)
 
@@ -70,15 +70,28 @@ def test_a_dead_worker_has_no_numbers() -> None:
     assert "12345" in shown[READY]
 
 
+def test_drafts_are_shown_where_any_were_made() -> None:
+    workers = (worker(Role.DECODE, READY, num_drafts=90), worker(Role.DECODE, DEAD, num_drafts=8))
+    for shown, is_told in ((workers, True), ((worker(Role.DECODE, READY),), False)):
+        with out.capture() as captured:
+            show(cluster(Pool(Role.DECODE, 2, shown, None)))
+        assert ("drafts right" in captured.get()) == is_told
+        assert ("45/90" in captured.get()) == is_told
+
+
 def answer(
-    reason: FinishReason, num_resumes: int = 0, stop: str | None = None, token: int | None = None
+    reason: FinishReason,
+    num_resumes: int = 0,
+    stop: str | None = None,
+    token: int | None = None,
+    num_drafts: int = 0,
 ) -> Answer:
     finished = Finished(
         index=0,
         finish_reason=reason,
         matched_stop=stop,
         matched_token_id=token,
-        usage=Usage(5, 0, 12),
+        usage=Usage(5, 0, 12, num_drafts, num_drafts // 2),
         timings=Timings(1, 2, 3, 4000, 5, 6, 7),
         num_resumes=num_resumes,
         prefill_worker="prefill-1",
@@ -108,6 +121,20 @@ def test_explain_says_who_finished_after_a_resume() -> None:
     assert rows["decode"].startswith("decode-1 ")
     assert rows["KV shipped"].startswith("prefill-1 → decode-1 ")
     assert "resumed" not in explained(answer(FinishReason.EOS))
+
+
+def test_drafts_are_told_where_there_were_any() -> None:
+    drafted = answer(FinishReason.EOS, num_drafts=20)
+    assert explained(drafted)["drafts"] == "decode-1 10 of 20 guessed tokens were right"
+    assert "drafts" not in explained(answer(FinishReason.EOS))
+    usage = as_object(drafted, with_logprobs=False)["usage"]
+    assert usage == {
+        "prompt_tokens": 5,
+        "cached_tokens": 0,
+        "completion_tokens": 12,
+        "draft_tokens": 20,
+        "accepted_draft_tokens": 10,
+    }
 
 
 @pytest.mark.parametrize(

@@ -60,3 +60,17 @@ def test_where_a_sequence_ends(
         assert "".join(piece.text for piece in pieces) == text
         assert sum(len(piece.token_ids) for piece in pieces) == num_tokens == len(transcript.token_ids)
         assert transcript.ending == ending
+
+
+def test_drafts_are_counted_up_to_the_end_even_in_the_middle_of_a_step() -> None:
+    steps = [
+        [Token(0, 1), Token(1, 2, num_drafts=3, was_drafted=True), Token(2, 3)],  # one of three was right
+        [Token(3, 1, num_drafts=4, was_drafted=True)]
+        + [Token(position, position, was_drafted=True) for position in (4, 5, 6)]
+        + [Token(7, 9)],
+    ]
+    transcript = Transcript(Letters(), StopText(("de",)))
+    for step in steps:
+        transcript.push(step)
+    assert transcript.token_ids == [1, 2, 3, 1, 4, 5]
+    assert (transcript.num_drafts, transcript.num_accepted_drafts) == (7, 4)

@@ -75,7 +75,10 @@ def test_a_token_carries_all_that_is_known_of_it() -> None:
     assert message.finish_reason == generation_pb2.FINISH_REASON_STOP
     assert [pair.token_id for pair in message.logprobs.top] == [9, 4]
     assert (message.prefill.cached_tokens, message.prefill.prefill_ms) == (16, 2.0)
+    drafted = token_output(KEY, NewToken(6, 9, None, was_drafted=True), num_drafts=5)
+    assert (drafted.was_drafted, drafted.num_drafts) == (True, 5)
     bare = token_output(KEY, NewToken(0, 9, None))
+    assert (bare.was_drafted, bare.num_drafts) == (False, 0)
     assert not bare.HasField("logprobs")
     assert not bare.HasField("prefill")
     assert bare.finish_reason == generation_pb2.FINISH_REASON_UNSPECIFIED
