@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Collection, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import cast
 
@@ -17,14 +18,26 @@ from engine.errors import BrokenModel, ModelError
 from engine.fingerprint import model_fingerprint
 from engine.layout import DTYPES, KVLayout
 from engine.model_files import read_json
-from engine.model_probe import probe_model
+from engine.model_probe import ModelShape, probe_model
+from engine.module_run import ModuleRun
+from engine.native.build import NativeUnavailable
+from engine.native.decoder import NativeDecoder
+from engine.native.library import NativeLibrary
+from engine.native.load import NativeDiffers, library_for, make_decoder
 from engine.packed_linear import can_pack, pack_linears
 from engine.weights import no_progress, resolve_model
+
+log = logging.getLogger(__name__)
+
+# Of the pool in which a decoder is verified.
+_BLOCK_SIZE = 16
 
 
 @dataclass(frozen=True, slots=True)
 class LoadedModel:
-    module: torch.nn.Module
+    """Runs by `decoder` where our kernels know its layers, else by `module`: the other is None."""
+
+    module: torch.nn.Module | None
     folder: Path
     device: torch.device
     dtype: str
@@ -35,6 +48,9 @@ class LoadedModel:
     num_kv_heads: int
     head_dim: int
     fingerprint: str
+    decoder: NativeDecoder | None = None
+    # Our kernels, where this machine has them for this model.
+    library: NativeLibrary | None = None
 
     def layout(self, block_size: int) -> KVLayout:
         return KVLayout(
@@ -57,13 +73,9 @@ def load_model(config: ModelConfig, progress: Callable[[str], None] = no_progres
     if max_model_len is None:
         raise ModelError(f"{hf_config.model_type} names no context length: set max_model_len")
     progress(f"loading {config.id} as {dtype} on {device}")
-    module = _module(folder, hf_config, dtype)
-    module.to(device)
-    module.eval().requires_grad_(False)
-    if can_pack(device, DTYPES[dtype]):
-        pack_linears(module)
+    module = _module(folder, hf_config, dtype, device)
     shape = probe_model(module, hf_config, device)
-    return LoadedModel(
+    model = LoadedModel(
         module=module,
         folder=folder,
         device=device,
@@ -76,9 +88,36 @@ def load_model(config: ModelConfig, progress: Callable[[str], None] = no_progres
         head_dim=shape.head_dim,
         fingerprint=model_fingerprint(folder, dtype),
     )
+    library = library_for(config.compile, device, DTYPES[dtype], progress)
+    if library is not None:
+        model = replace(model, library=library)
+        try:
+            return _with_decoder(model, module, library, shape)
+        except NativeDiffers as error:
+            log.warning("%s runs without our decoder: %s", hf_config.model_type, error)
+            module = _module(folder, hf_config, dtype, device)
+        except NativeUnavailable as error:
+            log.info("%s runs by transformers' layers, not by our kernels': %s", hf_config.model_type, error)
+    if can_pack(device, DTYPES[dtype]):
+        pack_linears(module)
+    return replace(model, module=module)
 
 
-def _module(folder: Path, hf_config: PreTrainedConfig, dtype: str) -> torch.nn.Module:
+def _with_decoder(
+    model: LoadedModel, module: torch.nn.Module, library: NativeLibrary, shape: ModelShape
+) -> LoadedModel:
+    decoder = make_decoder(
+        module,
+        ModuleRun(module).run,
+        shape.sliding_windows,
+        model.layout(_BLOCK_SIZE),
+        model.max_model_len,
+        library,
+    )
+    return replace(model, module=None, decoder=decoder)
+
+
+def _module(folder: Path, hf_config: PreTrainedConfig, dtype: str, device: torch.device) -> torch.nn.Module:
     kind = hf_config.model_type
     with building(f"{kind} in {folder}"):
         # With output_loading_info it gives a pair, which its annotations do not say.
@@ -93,7 +132,8 @@ def _module(folder: Path, hf_config: PreTrainedConfig, dtype: str) -> torch.nn.M
     missing = sorted(report["missing_keys"])
     if missing:  # transformers would fill them with random numbers
         raise BrokenModel(f"the weights in {folder} lack {len(missing)} tensors of {kind}, like {missing[0]}")
-    return module
+    module.to(device)
+    return module.eval().requires_grad_(False)
 
 
 def _device(wanted: str) -> torch.device:

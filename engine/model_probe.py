@@ -25,6 +25,7 @@ class ModelShape:
     num_kv_heads: int
     head_dim: int
     vocab_size: int
+    sliding_windows: tuple[int | None, ...]  # of each layer
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,7 +52,8 @@ def probe_model(module: torch.nn.Module, hf_config: PreTrainedConfig, device: to
             f"{kind} cannot run on packed rows with our attention: {first_line(error)}"
         ) from error
     layer = run.layers[0]
-    return ModelShape(layer.num_kv_heads, layer.head_dim, int(run.logits.shape[-1]))
+    windows = tuple(notes.sliding_window for _, notes in sorted(run.layers.items()))
+    return ModelShape(layer.num_kv_heads, layer.head_dim, int(run.logits.shape[-1]), windows)
 
 
 @torch.inference_mode()

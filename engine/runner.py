@@ -7,13 +7,16 @@ from collections.abc import Sequence
 import torch
 
 from engine.batch import BatchRow, pack
+from engine.errors import ModelError
 from engine.kv_pool import KVPool
 from engine.loading import LoadedModel
+from engine.module_run import ModuleRun
+from engine.native.decoder import NativeRun
 
 
 class ModelRunner:
     def __init__(self, model: LoadedModel, pool: KVPool) -> None:
-        self._module = model.module
+        self._stack = _stack(model)
         self._pool = pool
 
     @torch.inference_mode()
@@ -21,13 +24,12 @@ class ModelRunner:
         """Computes all rows, their K and V into the pool → logits [R, V] of the last `num_logits[i]` tokens
         of each row, in order.
         """
-        batch = pack(rows, num_logits, self._pool)
-        output = self._module(
-            input_ids=batch.input_ids,
-            position_ids=batch.position_ids,
-            use_cache=False,
-            logits_to_keep=batch.logit_rows,
-            paged_batch=batch.paged,
-        )
-        logits: torch.Tensor = output.logits[0]
-        return logits
+        return self._stack.run(pack(rows, num_logits, self._pool))
+
+
+def _stack(model: LoadedModel) -> NativeRun | ModuleRun:
+    if model.decoder is not None:
+        return NativeRun(model.decoder)
+    if model.module is None:
+        raise ModelError("the model has neither a decoder nor a module")
+    return ModuleRun(model.module)

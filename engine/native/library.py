@@ -1,7 +1,7 @@
 """The compiled kernels behind typed functions.
 
-The structures have the fields of those in `src/decoder.h` and `src/attention.h`, in the same order. Every call
-lets go of Python's lock until it is done.
+The structures have the fields of those in `src/decoder.h` and `src/attention.h`, in the same order. Every
+call lets go of Python's lock until it is done.
 """
 
 from __future__ import annotations

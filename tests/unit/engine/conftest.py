@@ -10,6 +10,7 @@ from transformers.utils import logging as transformers_logging
 from engine.config import EngineConfig, ModelConfig
 from engine.engine import Engine
 from engine.loading import LoadedModel, load_model
+from engine.native.load import Compile
 from tests.models import tiny_model
 from tests.unit.engine.driving import Reference
 
@@ -28,15 +29,15 @@ def model_root(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="session")
-def loaded(model_root: Path) -> Callable[[str], LoadedModel]:
-    """One loaded tiny model of each family for the whole run: engines share the weights."""
-    models: dict[str, LoadedModel] = {}
+def loaded(model_root: Path) -> Callable[..., LoadedModel]:
+    """One loaded tiny model of each family and way for the whole run: engines share the weights."""
+    models: dict[tuple[str, str], LoadedModel] = {}
 
-    def load(family: str) -> LoadedModel:
-        if family not in models:
+    def load(family: str, compile: Compile = "auto") -> LoadedModel:
+        if (family, compile) not in models:
             folder = tiny_model(model_root, family)
-            models[family] = load_model(ModelConfig(id=str(folder), device="cpu"))
-        return models[family]
+            models[family, compile] = load_model(ModelConfig(id=str(folder), device="cpu", compile=compile))
+        return models[family, compile]
 
     return load
 
@@ -54,13 +55,13 @@ def reference(model_root: Path) -> Callable[[str], Reference]:
 
 
 @pytest.fixture
-def make_engine(loaded: Callable[[str], LoadedModel]) -> Iterator[MakeEngine]:
+def make_engine(loaded: Callable[..., LoadedModel]) -> Iterator[MakeEngine]:
     """Engines with a small poisoned pool; after the test their books must balance with nothing held."""
     engines: list[Engine] = []
 
-    def make(family: str = "llama", **settings: object) -> Engine:
+    def make(family: str = "llama", *, compile: Compile = "auto", **settings: object) -> Engine:
         defaults: dict[str, object] = {"num_blocks": 64, "max_num_batched_tokens": 48, "poison_blocks": True}
-        engine = Engine(loaded(family), EngineConfig.model_validate(defaults | settings))
+        engine = Engine(loaded(family, compile), EngineConfig.model_validate(defaults | settings))
         engines.append(engine)
         return engine
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -69,8 +70,12 @@ class Follower:
                 assert each.logprob == pytest.approx(float(expected[each.token_id]), abs=LOGPROB_ERROR)
 
 
-def test_paged_prefill_decode_resume_and_hand_over_give_transformers_tokens(family, make_engine, eager):
+@pytest.mark.parametrize("compile", ["auto", "off"])
+def test_paged_prefill_decode_resume_and_hand_over_give_transformers_tokens(
+    family, make_engine, eager, compile
+):
     follower = Follower(eager)
+    make_engine = partial(make_engine, compile=compile)
     engine: Engine = make_engine(family.name, max_num_batched_tokens=BATCHED)
     items = [request(prompt(length), MAX_TOKENS, sampling=SAMPLING) for length in LENGTHS]
     for item in items:
@@ -111,7 +116,7 @@ def test_the_needs_are_those_that_arrive_and_each_is_felt(family, make_engine, e
 
     def logprobs() -> list[float]:
         item = request(prompt(LENGTHS[-1]), 1, sampling=SamplingParams(num_logprobs=20))
-        engine = make_engine(family.name, enable_prefix_caching=False)
+        engine = make_engine(family.name, compile="off", enable_prefix_caching=False)
         engine.add(item)
         (token,) = tokens_of(drain(engine)[item.sequence_id])
         assert token.logprobs is not None

@@ -338,14 +338,14 @@ def test_a_step_that_raises_fails_its_sequences_and_the_next_one_works(engine, r
     item = request(prompt(20))
     engine.add(item)
     with monkeypatch.context() as patch:
-        patch.setattr(engine.model.module, "forward", _explode)
+        patch.setattr("engine.runner.ModelRunner.run", _explode)
         (output,) = engine.step().outputs
     assert output.error == "the model failed: out of smoke"
     assert not engine.has_work
     assert generate(engine, request(prompt(20))) == [reference("llama").generate(prompt(20), 20)]
 
 
-def _explode(**_: object) -> None:
+def _explode(*_: object) -> None:
     raise RuntimeError("out of smoke")
 
 

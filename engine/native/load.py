@@ -1,0 +1,68 @@
+"""What of our kernels a model gets: the library, and a decoder of its own where they know its layers."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Sequence
+from typing import Literal
+
+import torch
+
+from engine.errors import ModelError
+from engine.layout import KVLayout
+from engine.native.build import NativeUnavailable
+from engine.native.decoder import NativeDecoder, NativeRun
+from engine.native.library import NativeLibrary, load_library
+from engine.native.recognise import recognise
+from engine.native.verify import RunBatch, answer
+
+log = logging.getLogger(__name__)
+
+Compile = Literal["auto", "on", "off"]
+
+
+class NativeDiffers(NativeUnavailable):
+    """The decoder does not compute what its module does, which is empty by now."""
+
+
+def library_for(
+    wanted: Compile, device: torch.device, dtype: torch.dtype, progress: Callable[[str], None]
+) -> NativeLibrary | None:
+    """None where there is none, or none is wanted. ModelError if it is wanted and cannot be had."""
+    if wanted == "off" or (wanted == "auto" and device.type != "cpu"):
+        return None
+    try:
+        if device.type != "cpu":
+            raise NativeUnavailable(f"they are for CPUs, and the model is on {device}")
+        library = load_library(progress)
+        library.check_dtype(dtype)
+    except NativeUnavailable as error:
+        if wanted == "on":
+            raise ModelError(f"compile: on was asked for, and the kernels cannot be had: {error}") from error
+        log.warning("running on torch alone, at about half the speed, without our kernels: %s", error)
+        return None
+    return library
+
+
+@torch.inference_mode()
+def make_decoder(
+    module: torch.nn.Module,
+    run_module: RunBatch,
+    sliding_windows: Sequence[int | None],
+    layout: KVLayout,
+    max_model_len: int,
+    library: NativeLibrary,
+) -> NativeDecoder:
+    """Takes the weights out of `module`. Raises NativeUnavailable with the module whole, or NativeDiffers."""
+    parts = recognise(module, sliding_windows)
+    vocab_size = parts.embedding.num_embeddings
+    expected = answer(run_module, layout, vocab_size, max_model_len)
+    decoder = NativeDecoder(parts, library, max_model_len)
+    try:
+        answer(NativeRun(decoder).run, layout, vocab_size, max_model_len).check(expected, parts.dtype)
+    except NativeUnavailable as error:
+        raise NativeDiffers(str(error)) from error
+    for parameter in module.parameters():
+        # One parameter left in the mapped file would keep all of it in memory.
+        parameter.data = parameter.data.new_empty(0)
+    return decoder
