@@ -83,10 +83,19 @@ class PoolConfig(_Section):
     start_timeout_s: float = Field(default=180.0, gt=0)
 
 
+def _speculates_not(pool: PoolConfig | None) -> PoolConfig | None:
+    if pool is not None and pool.engine.speculative is not None:
+        raise ValueError(
+            "engine.speculative has no meaning here: a prefill worker draws one token a sequence; "
+            "set it for the decode or the colocated pool"
+        )
+    return pool
+
+
 class Pools(_Section):
     """Prefill and decode, or colocated (both phases in one worker), or all three."""
 
-    prefill: PoolConfig | None = None
+    prefill: Annotated[PoolConfig | None, AfterValidator(_speculates_not)] = None
     decode: PoolConfig | None = None
     colocated: PoolConfig | None = None
 

@@ -43,6 +43,15 @@ def test_disaggregated_and_colocated_pools_may_stand_side_by_side() -> None:
     assert list(config.pools.by_role()) == [Role.PREFILL, Role.DECODE, Role.COLOCATED]
 
 
+def test_speculation_is_off_unless_asked_for() -> None:
+    asked = GOOD.replace("kv_cache: 2GiB", "speculative: {method: ngram, max_tokens: 5}")
+    for text, max_tokens in ((GOOD, None), (asked, 5)):
+        pools = parse_config(text, "f.yaml").pools.by_role()
+        speculative = pools[Role.DECODE].engine.speculative
+        assert max_tokens == (None if speculative is None else speculative.max_tokens)
+        assert pools[Role.PREFILL].engine.speculative is None
+
+
 MISTAKES = {
     "unknown key": (
         "name: x\npools:\n  prefill: {}\n  decode:\n    engine:\n      kv_cashe: 1GiB\n",
@@ -90,6 +99,23 @@ MISTAKES = {
         "name: x\npools:\n  prefill: {engine: {block_size: 32}}\n  decode: {}\n",
         "f.yaml:2: pools: pools hand blocks to each other, so engine.block_size must be one: "
         "{'prefill': 32, 'decode': 16}",
+    ),
+    "speculation where nothing is decoded": (
+        "name: x\npools:\n  decode: {}\n  prefill: {engine: {speculative: {method: ngram}}}\n",
+        "f.yaml:4: pools.prefill: engine.speculative has no meaning here: a prefill worker draws one token a "
+        "sequence; set it for the decode or the colocated pool",
+    ),
+    "a method of speculation that is not there": (
+        "name: x\npools:\n  colocated:\n    engine:\n      speculative: {method: eagle}\n",
+        "f.yaml:5: pools.colocated.engine.speculative.method: input should be 'ngram' (not 'eagle')",
+    ),
+    "speculation without a method": (
+        "name: x\npools:\n  colocated:\n    engine:\n      speculative: {max_tokens: 4}\n",
+        "f.yaml:5: pools.colocated.engine.speculative.method: missing",
+    ),
+    "a key of speculation": (
+        "name: x\npools:\n  colocated:\n    engine:\n      speculative: {method: ngram, max_token: 4}\n",
+        'f.yaml:5: pools.colocated.engine.speculative.max_token: unknown key; did you mean "max_tokens"?',
     ),
     "bad address": (
         "name: x\npools: {colocated: {}}\nrouter: {grpc: '50051'}\n",
