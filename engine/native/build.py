@@ -6,11 +6,13 @@ cache in a folder of its own, which processes share: one compiles under a lock, 
 
 from __future__ import annotations
 
+import os
 import platform
 import shutil
 import subprocess
 import tempfile
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from hashlib import blake2b
 from pathlib import Path
 
@@ -24,7 +26,7 @@ SOURCES = Path(__file__).parent / "src"
 LIBRARY = "kernels.so"
 _COMPILERS = ("g++", "c++")
 # -ffp-contract=off: sums round alike in every instance of a template, so in every batch.
-_FLAGS = ("-std=c++17", "-O3", "-march=native", "-ffp-contract=off", "-fopenmp", "-fPIC", "-shared")
+_FLAGS = ("-std=c++17", "-O3", "-march=native", "-ffp-contract=off", "-fopenmp", "-fPIC")
 _NEEDED_FLAG = "avx512f"
 _COMPILE_TIMEOUT_S = 300
 
@@ -39,18 +41,18 @@ def build_library(progress: Callable[[str], None], sources: Path = SOURCES) -> P
     if _NEEDED_FLAG not in cpu_flags:
         raise NativeUnavailable("the processor has no AVX512F")
     compiler, version = _compiler()
-    command = [compiler, *_FLAGS, *map(str, sorted(sources.glob("*.cpp"))), *_openmp()]
+    key = _key([compiler, version, *_FLAGS, *_openmp(), *sorted(cpu_flags)], sources)
     try:
-        folder = cache_root() / "native" / _key([version, *command, *sorted(cpu_flags)], sources)
+        folder = cache_root() / "native" / key
         folder.parent.mkdir(parents=True, exist_ok=True)
         if damage(folder) is not None:
-            _build_under_lock(command, folder, progress)
+            _build_under_lock(compiler, sources, folder, progress)
     except OSError as error:
         raise NativeUnavailable(f"the cache of kernels cannot be used: {error}") from error
     return folder / LIBRARY
 
 
-def _build_under_lock(command: list[str], folder: Path, progress: Callable[[str], None]) -> None:
+def _build_under_lock(compiler: str, sources: Path, folder: Path, progress: Callable[[str], None]) -> None:
     progress("waiting for the kernels to be compiled")
     with locked(folder.with_name(f"{folder.name}.lock")):
         if damage(folder) is None:
@@ -60,12 +62,26 @@ def _build_under_lock(command: list[str], folder: Path, progress: Callable[[str]
             shutil.rmtree(left_over, ignore_errors=True)
         unfinished = Path(tempfile.mkdtemp(prefix=f"{folder.name}.", dir=folder.parent))
         try:
-            _run([*command, "-o", str(unfinished / LIBRARY)])
+            _compile(compiler, sources, unfinished / LIBRARY)
             write_manifest(unfinished)
             shutil.rmtree(folder, ignore_errors=True)
             unfinished.rename(folder)
         finally:
             shutil.rmtree(unfinished, ignore_errors=True)
+
+
+def _compile(compiler: str, sources: Path, library: Path) -> None:
+    """The files side by side, then one library of them."""
+    with tempfile.TemporaryDirectory(dir=library.parent.parent, prefix=f"{library.parent.name}.") as objects:
+        commands = [
+            [compiler, *_FLAGS, "-c", str(source), "-o", str(Path(objects, source.stem).with_suffix(".o"))]
+            for source in sorted(sources.glob("*.cpp"))
+        ]
+        with ThreadPoolExecutor(os.cpu_count()) as threads:
+            for _ in threads.map(_run, commands):
+                pass
+        made = [command[-1] for command in commands]
+        _run([compiler, "-shared", *made, *_openmp(), "-o", str(library)])
 
 
 def _run(command: list[str]) -> str:

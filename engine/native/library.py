@@ -109,6 +109,7 @@ class PackedWeight:
 class NativeLibrary:
     def __init__(self, path: Path) -> None:
         """NativeUnavailable if the file cannot be loaded."""
+        self.path = path
         try:
             self.cdll = ctypes.CDLL(str(path))
             _declare(self.cdll)

@@ -11,9 +11,10 @@ CHUNK = 48
 LENGTHS = (1, 2, BLOCK - 1, BLOCK, BLOCK + 1, 2 * BLOCK, CHUNK - 1, CHUNK, CHUNK + 1, 2 * CHUNK + 5)
 
 
-@pytest.mark.parametrize("family", ["llama", "mistral", "gpt2"])
-def test_a_batch_of_all_lengths_equals_generate(family, make_engine, reference):
-    engine = make_engine(family, num_blocks=96)
+@pytest.mark.parametrize("compile", ["auto", "off"])
+@pytest.mark.parametrize("family", ["llama", "mistral", "qwen2", "qwen3", "gpt2"])
+def test_a_batch_of_all_lengths_equals_generate(family, compile, make_engine, reference):
+    engine = make_engine(family, compile=compile, num_blocks=96)
     prompts = [prompt(length) for length in LENGTHS]
     outputs = generate(engine, *(request(ids, 24) for ids in prompts))
     for ids, output in zip(prompts, outputs, strict=True):

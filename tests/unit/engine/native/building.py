@@ -1,0 +1,22 @@
+"""Builds that tests watch; a process of its own imports no more than it needs."""
+
+from __future__ import annotations
+
+import multiprocessing
+from pathlib import Path
+
+from engine.native.build import build_library
+
+COMPILING = "compiling kernels, once on this machine"
+
+
+def build(sources: Path) -> tuple[Path, bool]:
+    """The library, and whether it had to be compiled."""
+    told: list[str] = []
+    path = build_library(told.append, sources)
+    return path, COMPILING in told
+
+
+def build_in_process(sources: Path, ready: multiprocessing.Barrier, results: multiprocessing.Queue) -> None:
+    ready.wait()
+    results.put(build(sources))
