@@ -14,7 +14,8 @@ import typer
 from cluster.config_file import ConfigError
 from cluster.errors import ClusterError
 from pdserve import __version__
-from pdserve.cli import check, demo, down, drain, generate, scale, status, up
+from pdserve.bench.errors import BenchError
+from pdserve.cli import bench, check, demo, down, drain, generate, scale, status, up
 from pdserve.cli.console import error_line, out
 from pdserve.v1.errors import PdserveError
 
@@ -57,11 +58,12 @@ app.command("scale")(scale.scale)
 app.command("drain")(drain.drain)
 app.command("down")(down.down)
 app.command("demo")(demo.demo)
+app.add_typer(bench.app)
 
 
 def run() -> None:
     try:
         app()
-    except (ClusterError, ConfigError, PdserveError) as error:
+    except (BenchError, ClusterError, ConfigError, PdserveError) as error:
         error_line(error)
         sys.exit(1)

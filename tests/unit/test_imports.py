@@ -22,12 +22,21 @@ MAY_IMPORT = {
     "router": {"router", "pdserve.v1"},
     "cluster": WORKER_FLOOR | {"prefill_worker", "decode_worker", "router", "cluster"},
     "client": CLIENT_MODULES | {"pdserve.v1"},
-    "pdserve.cli": {"pdserve", "pdserve.v1", "pdserve.cli", "pdserve.client", "cluster", "engine"},
+    "pdserve.bench": {"pdserve.bench", "engine"},
+    "pdserve.cli": {
+        "pdserve",
+        "pdserve.v1",
+        "pdserve.bench",
+        "pdserve.cli",
+        "pdserve.client",
+        "cluster",
+        "engine",
+    },
 }
 # The only floors that may import these libraries of others.
 ONLY_IN = {
     "ray": {"cluster"},
-    "torch": {"engine", "kv_transfer"},
+    "torch": {"engine", "kv_transfer", "pdserve.bench"},
     "transformers": {"engine"},
     "grpc": {
         "pdserve.v1",
@@ -74,7 +83,7 @@ def allowed_name(name: str) -> str:
     parts = name.split(".")
     if parts[0] != "pdserve":
         return parts[0]
-    known = CLIENT_MODULES | {"pdserve.v1", "pdserve.cli"}
+    known = CLIENT_MODULES | {"pdserve.v1", "pdserve.bench", "pdserve.cli"}
     return ".".join(parts[:2]) if ".".join(parts[:2]) in known else "pdserve"
 
 
