@@ -9,7 +9,7 @@ from pathlib import Path
 from statistics import median
 from typing import Protocol
 
-from engine.config import ModelConfig
+from engine.config import ModelConfig, SpeculativeConfig
 from engine.engine import Engine
 from engine.errors import EngineError
 from engine.threads import use_threads
@@ -19,6 +19,7 @@ from pdserve.bench.machine import Machine, pin
 from pdserve.bench.measure import Bench, RowResult, measure_row
 from pdserve.bench.ours import OurEngine, engine_config
 from pdserve.bench.rows import Plan, Row
+from pdserve.bench.speculation import SpeculationResult, measure_speculation
 from pdserve.bench.vllm_process import VllmProcess, VllmSettings, running_vllm
 
 
@@ -30,6 +31,7 @@ class Wanted:
     num_threads: int
     max_num_batched_tokens: int
     vllm_python: Path | None
+    speculative: SpeculativeConfig | None  # None: its answers are not measured
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,6 +48,7 @@ class Report:
     cores: tuple[int, ...]
     max_num_batched_tokens: int
     vllm: VllmFacts | None
+    speculation: tuple[SpeculationResult, ...]
 
     @property
     def rates(self) -> Rates:
@@ -78,34 +81,49 @@ def _run(wanted: Wanted, progress: Progress) -> Report:
     config = engine_config(wanted.rows, wanted.plan, wanted.max_num_batched_tokens)
     engine = Engine.load(wanted.model, config, progress.say)
     _check_context(wanted, engine)
-    machine = Machine(engine.model.dtype, wanted.num_threads, progress.say)
     with ExitStack() as stack:
         vllm: VllmProcess | None = None
         if wanted.vllm_python is not None:
             progress.say("starting vLLM, which takes a minute or two")
             settings = _vllm_settings(wanted, engine, cores)
             vllm = stack.enter_context(running_vllm(wanted.vllm_python, settings))
-        bench = Bench(
-            ours=OurEngine(engine),
-            theirs=vllm,
-            measure_rates=machine.measure,
-            shape=read_shape(engine.model.folder, engine.layout),
-            vocab_size=engine.model.vocab_size,
-            plan=wanted.plan,
-        )
-        results: list[RowResult] = []
-        for row in wanted.rows:
-            progress.say(row.name)
-            results.append(measure_row(bench, row, progress.advance))
-        return Report(
-            rows=tuple(results),
-            dtype=engine.model.dtype,
-            cores=tuple(cores),
-            max_num_batched_tokens=config.max_num_batched_tokens,
-            vllm=None
-            if vllm is None
-            else VllmFacts(vllm.version, vllm.max_num_batched_tokens, vllm.idle_load),
-        )
+        rows = _measure_rows(wanted, engine, vllm, progress)
+        facts = None if vllm is None else _facts(vllm)
+    speculation: list[SpeculationResult] = []
+    if wanted.speculative is not None:
+        rounds = wanted.plan.num_rounds
+        speculation = measure_speculation(engine.model, wanted.speculative, rounds, progress.say)
+    return Report(
+        rows=tuple(rows),
+        dtype=engine.model.dtype,
+        cores=tuple(cores),
+        max_num_batched_tokens=config.max_num_batched_tokens,
+        vllm=facts,
+        speculation=tuple(speculation),
+    )
+
+
+def _measure_rows(
+    wanted: Wanted, engine: Engine, vllm: VllmProcess | None, progress: Progress
+) -> list[RowResult]:
+    machine = Machine(engine.model.dtype, wanted.num_threads, progress.say)
+    bench = Bench(
+        ours=OurEngine(engine),
+        theirs=vllm,
+        measure_rates=machine.measure,
+        shape=read_shape(engine.model.folder, engine.layout),
+        vocab_size=engine.model.vocab_size,
+        plan=wanted.plan,
+    )
+    results: list[RowResult] = []
+    for row in wanted.rows:
+        progress.say(row.name)
+        results.append(measure_row(bench, row, progress.advance))
+    return results
+
+
+def _facts(vllm: VllmProcess) -> VllmFacts:
+    return VllmFacts(vllm.version, vllm.max_num_batched_tokens, vllm.idle_load)
 
 
 def _check_context(wanted: Wanted, engine: Engine) -> None:

@@ -19,7 +19,7 @@ from rich.logging import RichHandler
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.table import Table
 
-from engine.config import EngineConfig, ModelConfig
+from engine.config import EngineConfig, ModelConfig, NgramSpeculation
 from pdserve.bench.rows import ROWS, Plan, parse_rows
 from pdserve.cli.check import AsJson
 from pdserve.cli.console import INTERRUPTED, err, out, write
@@ -84,6 +84,14 @@ VllmPython = Annotated[
     Path | None,
     typer.Option("--vllm-python", metavar="PATH", help="An interpreter that has vLLM: compare with it."),
 ]
+Speculative = Annotated[
+    bool,
+    typer.Option(
+        "--speculative",
+        metavar="",
+        help="Measure speculative decoding too, on answers that repeat their prompt and on others.",
+    ),
+]
 
 
 @app.command("engine")
@@ -96,6 +104,7 @@ def engine(
     rounds: Rounds = Plan().num_rounds,
     max_num_batched_tokens: StepTokens = None,
     vllm_python: VllmPython = None,
+    speculative: Speculative = False,
     as_json: AsJson = False,
 ) -> None:
     """Measure the engine by itself on this machine's CPU: tokens per second, and the share of what the
@@ -117,7 +126,9 @@ def engine(
         with _shown_progress(len(chosen) * rounds) as progress:
             from pdserve.bench.engine import Wanted, run  # torch comes with it
 
-            report = run(Wanted(config, chosen, Plan(rounds), threads, budget, vllm_python), progress)
+            ngram = NgramSpeculation(method="ngram") if speculative else None
+            wanted = Wanted(config, chosen, Plan(rounds), threads, budget, vllm_python, ngram)
+            report = run(wanted, progress)
     except KeyboardInterrupt:
         err.print("interrupted: what was started has been ended")
         raise typer.Exit(INTERRUPTED) from None
@@ -172,7 +183,14 @@ def as_object(report: Report) -> dict[str, object]:
     }
     settings = {"dtype": report.dtype, "max_num_batched_tokens": report.max_num_batched_tokens}
     vllm = asdict(report.vllm) if report.vllm is not None else None
-    return {"rows": rows, "machine": machine, "settings": settings, "vllm": vllm}
+    speculation = [asdict(each) for each in report.speculation]
+    return {
+        "rows": rows,
+        "speculation": speculation,
+        "machine": machine,
+        "settings": settings,
+        "vllm": vllm,
+    }
 
 
 def _rounded(value: float | None, digits: int = 3) -> float | None:
@@ -195,6 +213,25 @@ def show(report: Report) -> None:
                 f"\n[yellow]vLLM kept {report.vllm.idle_load:.0%} of a core busy while ours ran[/]", end=""
             )
     out.print()
+    if report.speculation:
+        out.print(_speculation_table(report))
+
+
+def _speculation_table(report: Report) -> Table:
+    table = Table(box=None, pad_edge=False, padding=(0, 1), header_style="dim")
+    table.add_column("answer", no_wrap=True)
+    for column in ("tok/s", "with speculation", "ratio", "drafts", "right"):
+        table.add_column(column, justify="right", no_wrap=True)
+    for each in report.speculation:
+        table.add_row(
+            each.name,
+            f"{each.plain_tok_s:.1f}",
+            f"{each.speculative_tok_s:.1f}",
+            f"{each.ratio:.2f}",
+            str(each.num_drafts),
+            str(each.num_accepted_drafts),
+        )
+    return table
 
 
 def _table(report: Report) -> Table:

@@ -61,6 +61,7 @@ def test_json_has_the_rows_and_what_they_were_measured_against(folder: Path) -> 
     assert len(told["machine"]["cores"]) == 1
     assert told["settings"]["dtype"] == "float32"
     assert told["vllm"] is None
+    assert told["speculation"] == []
 
 
 def test_with_another_interpreter_every_row_has_a_ratio(folder: Path, tmp_path: Path) -> None:

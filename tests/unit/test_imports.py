@@ -22,7 +22,7 @@ MAY_IMPORT = {
     "router": {"router", "pdserve.v1"},
     "cluster": WORKER_FLOOR | {"prefill_worker", "decode_worker", "router", "cluster"},
     "client": CLIENT_MODULES | {"pdserve.v1"},
-    "pdserve.bench": {"pdserve.bench", "engine"},
+    "pdserve.bench": {"pdserve.bench", "engine", "router"},
     "pdserve.cli": {
         "pdserve",
         "pdserve.v1",
