@@ -12,10 +12,12 @@ from itertools import islice
 
 from engine.block_manager import BlockManager, BlockState
 from engine.config import EngineConfig, ModelConfig
+from engine.draw import draw_tokens
 from engine.errors import CannotFit, IntegrityError
 from engine.kv_pool import AllocateMemory, KVPool, allocate_memory
 from engine.limits import check_fits, check_named_ids, engine_limits
 from engine.loading import LoadedModel, load_model
+from engine.native.sampling import native_draw
 from engine.prefix import root_hash
 from engine.request import (
     EngineLoad,
@@ -74,6 +76,7 @@ class Engine:
             speculator,
         )
         self._runner = ModelRunner(model, self.pool)
+        self._draw = draw_tokens if model.library is None else native_draw(model.library)
         self._living: dict[str, LiveSequence] = {}
         self._held: dict[str, list[int]] = {}  # blocks of sequences that left and asked to hold them
         self._next_arrival = 0
@@ -222,7 +225,8 @@ class Engine:
             return []
         num_draws = [chunk.num_draws for chunk in chunks]
         logits = self._runner.run([chunk.row() for chunk in chunks], num_draws)
-        draws = iter(sample(logits, [row for chunk in chunks for row in self._sample_rows(chunk)]))
+        rows = [row for chunk in chunks for row in self._sample_rows(chunk)]
+        draws = iter(sample(logits, rows, self._draw))
         return [list(islice(draws, count)) for count in num_draws]
 
     def _sample_rows(self, chunk: Chunk) -> Iterator[SampleRow]:

@@ -1,24 +1,23 @@
-"""From logits to tokens, for all rows of a step at once. Arithmetic in float32, whatever the model's dtype.
+"""From logits to tokens, for all rows of a step at once. Arithmetic in float32 at least, whatever the model's
+dtype.
 
-Order: logit bias and penalties, bans (min_tokens), then for rows with a temperature: temperature, top-k,
-top-p, min-p, and argmax of what is left plus noise. Greedy rows cost no noise and no sorting.
+Order: logit bias and penalties, bans (min_tokens), then the draw (`engine/draw.py`). Only rows with one of
+the former are copied; all others are drawn from the logits as they come, and a greedy one costs its argmax.
 """
 
 from __future__ import annotations
 
-import math
-from collections.abc import Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass
 
+import numpy as np
 import torch
 
-from engine.noise import gumbel, noise_key
+from engine.draw import MAX_TEMPERATURE, MIN_TEMPERATURE, Drawn, Wishes, draw_tokens, greedy_wishes
+from engine.noise import noise_keys
 from engine.sampling import PositionLogprobs, SamplingParams, TokenLogprob
 
-# Nearly all nuclei lie among the tokens at most so far behind the best (log p); the rest cost a full sort.
-_NUCLEUS_REACH = 10.0
-# Below it scores overflow; at it the best token is drawn already.
-_MIN_TEMPERATURE = 1e-6
+Draw = Callable[[torch.Tensor, Wishes], Drawn]
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,6 +29,15 @@ class SampleRow:
     # Token id → how often it was drawn; empty where no penalty asks.
     output_counts: dict[int, int]
 
+    @property
+    def is_adjusted(self) -> bool:
+        """Its scores are not the logits as they come."""
+        return bool(self.banned_token_ids or self.params.logit_bias) or self.params.has_penalties
+
+
+# Takes the best token at any position: what most rows are, made once.
+GREEDY = SampleRow(SamplingParams(), 0, frozenset(), (), {})
+
 
 @dataclass(frozen=True, slots=True)
 class Sampled:
@@ -39,111 +47,92 @@ class Sampled:
     logprobs: PositionLogprobs | None
 
 
-def sample(logits: torch.Tensor, rows: Sequence[SampleRow]) -> list[Sampled]:
+def sample(logits: torch.Tensor, rows: Sequence[SampleRow], draw: Draw = draw_tokens) -> list[Sampled]:
     """logits [R, V] → one token for each row."""
-    if not rows:
-        return []
-    scores = logits.to(torch.float32, copy=True)
-    logprobs = _logprobs(scores, rows)
-    for score, row in zip(scores, rows, strict=True):
-        _adjust(score, row)
-        if not row.params.is_greedy:
-            _perturb(score, row)
-    best, token_ids = scores.max(dim=-1)  # NaN wins a max, so a broken row shows here
-    chosen = zip(token_ids.tolist(), best.isfinite().tolist(), strict=True)
-    return [
-        Sampled(token_id, _position_logprobs(logprobs, i, rows[i], token_id))
-        if is_finite
-        else Sampled(None, None)
-        for i, (token_id, is_finite) in enumerate(chosen)
+    token_ids: list[int | None] = [None] * len(rows)
+    adjusted = [i for i, row in enumerate(rows) if row is not GREEDY and row.is_adjusted]
+    others = sorted(set(range(len(rows))).difference(adjusted)) if adjusted else range(len(rows))
+    if others:
+        _fill(token_ids, others, draw(logits, _wishes([rows[i] for i in others], others)))
+    if adjusted:
+        scores = logits[adjusted].float()
+        adjusted_rows = [rows[i] for i in adjusted]
+        _adjust(scores, adjusted_rows)
+        _fill(token_ids, adjusted, draw(scores, _wishes(adjusted_rows, range(len(adjusted)))))
+    logprobs = _logprobs(logits, rows, token_ids)
+    return [Sampled(token_id, logprobs.get(i)) for i, token_id in enumerate(token_ids)]
+
+
+def _fill(token_ids: list[int | None], at: Iterable[int], drawn: Drawn) -> None:
+    pairs = zip(at, drawn.token_ids.tolist(), drawn.is_finite.tolist(), strict=True)
+    for i, token_id, is_finite in pairs:
+        if is_finite:
+            token_ids[i] = token_id
+
+
+def _wishes(rows: Sequence[SampleRow], at: Sequence[int]) -> Wishes:
+    """`at`: where each row's scores lie."""
+    wishes = greedy_wishes(at)
+    sampled = [(i, row) for i, row in enumerate(rows) if row is not GREEDY and not row.params.is_greedy]
+    if sampled:
+        params = [row.params for _, row in sampled]
+        which = [i for i, _ in sampled]
+        temperatures = np.array([each.temperature for each in params])
+        wishes.temperatures[which] = temperatures.clip(MIN_TEMPERATURE, MAX_TEMPERATURE)
+        wishes.top_k[which] = [each.top_k or 0 for each in params]
+        wishes.top_p[which] = [each.top_p for each in params]
+        wishes.min_p[which] = [each.min_p for each in params]
+        wishes.keys[which] = noise_keys([each.seed for each in params], [row.position for _, row in sampled])
+    return wishes
+
+
+def _adjust(scores: torch.Tensor, rows: Sequence[SampleRow]) -> None:
+    """Bias, penalties and bans on scores [R, V], in place."""
+    params = [row.params for row in rows]
+    at = _cells(scores, [[token_id for token_id, _ in each.logit_bias] for each in params])
+    scores[at] += scores.new_tensor([bias for each in params for _, bias in each.logit_bias])
+    at = _cells(scores, [_penalised_ids(row) for row in rows])
+    penalties = scores.new_tensor([each.repetition_penalty for each in params])[at[0]]
+    seen = scores[at]
+    scores[at] = torch.where(seen > 0, seen / penalties, seen * penalties)
+    counts = [
+        row.output_counts if row.params.presence_penalty or row.params.frequency_penalty else {}
+        for row in rows
     ]
+    at = _cells(scores, counts)
+    presence = scores.new_tensor([each.presence_penalty for each in params])[at[0]]
+    frequency = scores.new_tensor([each.frequency_penalty for each in params])[at[0]]
+    scores[at] -= presence + frequency * scores.new_tensor([n for each in counts for n in each.values()])
+    scores[_cells(scores, [row.banned_token_ids for row in rows])] = -torch.inf
 
 
-def _adjust(score: torch.Tensor, row: SampleRow) -> None:
-    """Bias, penalties and bans on one row [V], in place."""
-    params = row.params
-    device = score.device
-    if params.logit_bias:
-        ids = torch.tensor([token_id for token_id, _ in params.logit_bias], device=device)
-        score[ids] += torch.tensor([bias for _, bias in params.logit_bias], device=device)
-    if params.repetition_penalty != 1.0:
-        ids = torch.tensor(sorted({*row.prompt_token_ids, *row.output_counts}), device=device)
-        seen = score[ids]
-        score[ids] = torch.where(seen > 0, seen / params.repetition_penalty, seen * params.repetition_penalty)
-    if row.output_counts and (params.presence_penalty or params.frequency_penalty):
-        ids = torch.tensor(list(row.output_counts), device=device)
-        counts = torch.tensor(list(row.output_counts.values()), dtype=torch.float32, device=device)
-        score[ids] -= params.presence_penalty + params.frequency_penalty * counts
-    if row.banned_token_ids:
-        score[torch.tensor(sorted(row.banned_token_ids), device=device)] = -torch.inf
+def _penalised_ids(row: SampleRow) -> Collection[int]:
+    return {*row.prompt_token_ids, *row.output_counts} if row.params.repetition_penalty != 1.0 else ()
 
 
-def _perturb(score: torch.Tensor, row: SampleRow) -> None:
-    """Temperature, cuts and noise on one row [V], in place. Noise is what a draw costs: a cut row's is made
-    for what is left of it only.
-    """
-    params = row.params
-    score /= max(params.temperature, _MIN_TEMPERATURE)
-    key = torch.tensor(noise_key(params.seed, row.position), device=score.device)
-    border = _border(score, params)
-    if border is None:
-        score += gumbel(key, torch.arange(score.shape[0], device=score.device))
-        return
-    token_ids = _left(score, border).nonzero().flatten()
-    perturbed = score[token_ids] + gumbel(key, token_ids)
-    score.fill_(-torch.inf)
-    score[token_ids] = perturbed
+def _cells(scores: torch.Tensor, token_ids: Sequence[Collection[int]]) -> tuple[torch.Tensor, torch.Tensor]:
+    """The indices of each row's `token_ids` in scores [R, V]."""
+    rows = torch.tensor([i for i, ids in enumerate(token_ids) for _ in ids], dtype=torch.long)
+    columns = torch.tensor([token_id for ids in token_ids for token_id in ids], dtype=torch.long)
+    return rows.to(scores.device), columns.to(scores.device)
 
 
-def _border(score: torch.Tensor, params: SamplingParams) -> torch.Tensor | None:
-    """The least score that top-k, then top-p of what is left, then min-p leave in; None where nothing is
-    cut. Ties at a border all stay, so that no order of sorting can matter.
-    """
-    borders: list[torch.Tensor] = []
-    if params.top_k is not None and params.top_k < score.shape[0]:
-        borders.append(score.topk(params.top_k).values[-1])
-    if params.top_p < 1.0:
-        borders.append(_nucleus_border(score[_left(score, borders[0])] if borders else score, params.top_p))
-    if params.min_p > 0.0:
-        borders.append(score.max() + math.log(params.min_p))
-    return torch.stack(borders).max() if borders else None
-
-
-def _left(score: torch.Tensor, border: torch.Tensor) -> torch.Tensor:
-    """NaN stays in, so that a broken row shows."""
-    return (score < border).logical_not_()
-
-
-def _nucleus_border(score: torch.Tensor, top_p: float) -> torch.Tensor:
-    """The least score inside the smallest set of best tokens that holds `top_p` of the mass."""
-    total = score.logsumexp(0)
-    for candidates in (score[_left(score, score.max() - _NUCLEUS_REACH)], score):
-        best = candidates.sort(descending=True).values
-        mass = (best - total).exp()
-        inside = best[mass.cumsum(0) - mass < top_p]
-        if len(inside) < len(best):
-            break
-    return inside[-1] if len(inside) else best[0]
-
-
-def _logprobs(scores: torch.Tensor, rows: Sequence[SampleRow]) -> dict[int, torch.Tensor]:
-    """Row → log p of every token under the model's own distribution, where asked for."""
-    asking = [i for i, row in enumerate(rows) if row.params.num_logprobs is not None]
+def _logprobs(
+    logits: torch.Tensor, rows: Sequence[SampleRow], token_ids: Sequence[int | None]
+) -> dict[int, PositionLogprobs]:
+    """Row → log p under the model's own distribution, where asked for."""
+    asking = [i for i, row in enumerate(rows) if row is not GREEDY and row.params.num_logprobs is not None]
     if not asking:
         return {}
-    return dict(zip(asking, torch.log_softmax(scores[asking], -1), strict=True))
-
-
-def _position_logprobs(
-    logprobs: dict[int, torch.Tensor], index: int, row: SampleRow, token_id: int
-) -> PositionLogprobs | None:
-    num_logprobs = row.params.num_logprobs
-    if num_logprobs is None:
-        return None
-    values = logprobs[index]
-    best = values.topk(min(num_logprobs, values.shape[0]))
-    top = zip(best.indices.tolist(), best.values.tolist(), strict=True)
-    return PositionLogprobs(
-        chosen=TokenLogprob(token_id, float(values[token_id])),
-        top=tuple(TokenLogprob(i, value) for i, value in top),
-    )
+    values = logits[asking].float().log_softmax(-1)
+    wanted = [rows[i].params.num_logprobs or 0 for i in asking]
+    best = values.topk(min(max(wanted), values.shape[1]))
+    found: dict[int, PositionLogprobs] = {}
+    for i, num, own, ids, top in zip(
+        asking, wanted, values, best.indices.tolist(), best.values.tolist(), strict=True
+    ):
+        token_id = token_ids[i]
+        if token_id is not None:
+            pairs = tuple(TokenLogprob(*pair) for pair in zip(ids[:num], top[:num], strict=True))
+            found[i] = PositionLogprobs(TokenLogprob(token_id, float(own[token_id])), pairs)
+    return found

@@ -6,11 +6,17 @@ from dataclasses import replace
 import pytest
 import torch
 
-from engine.noise import gumbel, noise_key
-from engine.sampler import SampleRow, sample
+from engine.noise import gumbel, noise_key, noise_keys
+from engine.sampler import GREEDY, SampleRow
 from engine.sampling import SamplingParams
+from tests.unit.engine.drawing import Sample, sample_by
 
 VOCAB = 64
+
+
+@pytest.fixture(params=["torch", "kernel"])
+def sample(request: pytest.FixtureRequest) -> Sample:
+    return sample_by(request.param)
 
 
 def row(params: SamplingParams, position: int = 0, **fields: object) -> SampleRow:
@@ -18,20 +24,20 @@ def row(params: SamplingParams, position: int = 0, **fields: object) -> SampleRo
     return replace(made, **fields)
 
 
-def draw_many(logits: torch.Tensor, params: SamplingParams, num: int) -> torch.Tensor:
+def draw_many(sample: Sample, logits: torch.Tensor, params: SamplingParams, num: int) -> torch.Tensor:
     """How often each token is drawn over `num` positions."""
     drawn = sample(logits.expand(num, -1), [row(params, position) for position in range(num)])
     return torch.bincount(torch.tensor([s.token_id for s in drawn]), minlength=logits.shape[0])
 
 
-def test_greedy_takes_the_best_token():
+def test_greedy_takes_the_best_token(sample: Sample):
     logits = torch.randn(5, VOCAB)
     assert [s.token_id for s in sample(logits, [row(SamplingParams())] * 5)] == logits.argmax(-1).tolist()
 
 
-def test_draws_follow_the_distribution():
+def test_draws_follow_the_distribution(sample: Sample):
     logits = torch.tensor([2.0, 1.0, 0.0, -1.0, -3.0])
-    counts = draw_many(logits, SamplingParams(temperature=0.7, seed=3), 20_000)
+    counts = draw_many(sample, logits, SamplingParams(temperature=0.7, seed=3), 20_000)
     expected = torch.softmax(logits / 0.7, 0) * 20_000
     assert torch.all((counts - expected).abs() < 5 * expected.sqrt() + 5)
 
@@ -54,7 +60,19 @@ def test_noise_depends_on_seed_position_and_token_only():
     assert noise_key(2**64 - 1, 10**6) != noise_key(0, 10**6)
 
 
-def test_a_row_draws_the_same_token_alone_and_among_others():
+def test_keys_made_together_are_those_made_alone():
+    pairs = [(0, 0), (7, 3), (2**63 + 5, 10**6), (2**64 - 1, 1), (-1, 2)]
+    assert noise_keys(*zip(*pairs, strict=True)).tolist() == [noise_key(*pair) for pair in pairs]
+
+
+def test_a_greedy_row_is_one_made_for_it(sample: Sample):
+    logits = torch.randn(3, VOCAB)
+    assert sample(logits, [GREEDY, row(SamplingParams(), 5), GREEDY]) == sample(
+        logits, [row(SamplingParams())] * 3
+    )
+
+
+def test_a_row_draws_the_same_token_alone_and_among_others(sample: Sample):
     logits = torch.randn(8, VOCAB)
     kinds = [
         SamplingParams(temperature=0.8, seed=1),
@@ -71,8 +89,8 @@ def test_a_row_draws_the_same_token_alone_and_among_others():
     assert [sample(logits[i : i + 1], [rows[i]])[0] for i in range(8)] == together
 
 
-@pytest.mark.parametrize("temperature", [1e-45, 1e-38, 1e-9, 3e38])
-def test_every_temperature_leaves_something_to_draw(temperature: float):
+@pytest.mark.parametrize("temperature", [1e-45, 1e-38, 1e-9, 3e38, 1e300])
+def test_every_temperature_leaves_something_to_draw(sample: Sample, temperature: float):
     logits = 50 * torch.randn(20, VOCAB)
     drawn = sample(logits, [row(SamplingParams(temperature=temperature, seed=i)) for i in range(20)])
     tokens = [s.token_id for s in drawn]
@@ -80,38 +98,38 @@ def test_every_temperature_leaves_something_to_draw(temperature: float):
     assert temperature > 1 or tokens == logits.argmax(-1).tolist()
 
 
-def test_top_k_draws_among_the_k_best():
+def test_top_k_draws_among_the_k_best(sample: Sample):
     logits = torch.linspace(0, 1, VOCAB)
-    counts = draw_many(logits, SamplingParams(temperature=5.0, top_k=3), 400)
+    counts = draw_many(sample, logits, SamplingParams(temperature=5.0, top_k=3), 400)
     assert counts[:-3].sum() == 0
     assert (counts[-3:] > 0).all()
 
 
 @pytest.mark.parametrize("top_p", [0.05, 0.5, 0.9])
-def test_top_p_draws_from_the_smallest_set_that_holds_the_mass(top_p):
+def test_top_p_draws_from_the_smallest_set_that_holds_the_mass(sample: Sample, top_p):
     logits = torch.randn(VOCAB, generator=torch.Generator().manual_seed(1))
     probs, order = torch.softmax(logits, 0).sort(descending=True)
     size = int((probs.cumsum(0) < top_p).sum()) + 1
-    counts = draw_many(logits, SamplingParams(temperature=1.0, top_p=top_p), 3000)
+    counts = draw_many(sample, logits, SamplingParams(temperature=1.0, top_p=top_p), 3000)
     assert set(counts.nonzero().flatten().tolist()) <= set(order[:size].tolist())
     assert counts[order[size - 1]] > 0
 
 
-def test_a_nucleus_wider_than_the_guesses_is_found():
+def test_a_nucleus_wider_than_the_guesses_is_found(sample: Sample):
     logits = torch.zeros(20_000)
     logits[0] = 1.0
-    counts = draw_many(logits, SamplingParams(temperature=1.0, top_p=0.999), 300)
+    counts = draw_many(sample, logits, SamplingParams(temperature=1.0, top_p=0.999), 300)
     assert counts.count_nonzero() > 250
 
 
-def test_min_p_drops_what_is_unlikely_beside_the_best():
+def test_min_p_drops_what_is_unlikely_beside_the_best(sample: Sample):
     logits = torch.tensor([0.0, math.log(0.5), math.log(0.05)])
-    counts = draw_many(logits, SamplingParams(temperature=1.0, min_p=0.1), 500)
+    counts = draw_many(sample, logits, SamplingParams(temperature=1.0, min_p=0.1), 500)
     assert counts[2] == 0
     assert counts[1] > 0
 
 
-def test_penalties_and_bias_move_scores():
+def test_penalties_and_bias_move_scores(sample: Sample):
     logits = torch.tensor([[3.0, 2.9, 2.8, -1.0]])
 
     def best(params: SamplingParams, **fields: object) -> int | None:
@@ -124,13 +142,13 @@ def test_penalties_and_bias_move_scores():
     assert best(SamplingParams(logit_bias=((3, 10.0),))) == 3
 
 
-def test_banned_tokens_cannot_be_drawn():
+def test_banned_tokens_cannot_be_drawn(sample: Sample):
     logits = torch.tensor([[3.0, 2.0, 1.0]])
     for params in (SamplingParams(), SamplingParams(temperature=1.0, top_k=1)):
         assert sample(logits, [row(params, banned_token_ids=frozenset({0}))])[0].token_id == 1
 
 
-def test_logprobs_are_the_models_own():
+def test_logprobs_are_the_models_own(sample: Sample):
     logits = torch.randn(1, VOCAB)
     params = SamplingParams(temperature=3.0, top_k=2, logit_bias=((5, 100.0),), num_logprobs=3)
     drawn = sample(logits, [row(params)])[0]
@@ -145,7 +163,7 @@ def test_logprobs_are_the_models_own():
 
 
 @pytest.mark.parametrize("params", [SamplingParams(), SamplingParams(temperature=1.0, top_p=0.5, top_k=9)])
-def test_a_row_with_nan_breaks_alone(params):
+def test_a_row_with_nan_breaks_alone(sample: Sample, params):
     logits = torch.randn(3, VOCAB)
     logits[1, 7] = float("nan")
     drawn = sample(logits, [row(params)] * 3)
@@ -154,7 +172,7 @@ def test_a_row_with_nan_breaks_alone(params):
     assert drawn[2].token_id is not None
 
 
-def test_bfloat16_logits_are_sampled_in_float32():
+def test_bfloat16_logits_are_sampled_in_float32(sample: Sample):
     logits = torch.randn(4, VOCAB).bfloat16()
     rows = [row(SamplingParams(temperature=0.9, seed=s)) for s in range(4)]
     assert sample(logits, rows) == sample(logits.float(), rows)

@@ -8,11 +8,12 @@ from collections import Counter
 import pytest
 import torch
 
-from engine.sampler import SampleRow, sample
+from engine.sampler import SampleRow
 from engine.sampling import SamplingParams, StopConditions
 from engine.stopping import banned_token_ids
 from pdserve.requests import GenerateOptions
 from tests.reference_sampler import BORDER, EOS, next_scores
+from tests.unit.engine.drawing import sample_by
 from tests.unit.engine.driving import TIE
 
 NUM_STEPS = 40
@@ -50,8 +51,10 @@ def row_of(options: GenerateOptions, prompt: list[int], output: list[int]) -> Sa
     )
 
 
+@pytest.mark.parametrize("way", ["torch", "kernel"])
 @pytest.mark.parametrize("vocab_size", [512, 9000])
-def test_random_options_draw_what_the_reference_draws(vocab_size):
+def test_random_options_draw_what_the_reference_draws(vocab_size, way):
+    sample = sample_by(way)
     dice = random.Random(vocab_size)
     generator = torch.Generator().manual_seed(vocab_size)
     num_rows = 16
