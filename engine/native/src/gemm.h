@@ -1,9 +1,9 @@
 // rows · weightᵀ with the weights packed in the order in which they are read.
 //
 // A weight [N, K] is kept as panels of 32 outputs: bf16 [N/32][K/2][32][2] (pairs of k for dpbf16), float
-// [N/32][K][32]; N and K are padded with zeros. A tile of up to 14 rows × 32 outputs is summed in registers over
-// the whole of K, one k (bf16: one pair) after the other. So every output is one sum in one order, whatever else is in the
-// step: a row's result does not depend, bit for bit, on how many rows share the product.
+// [N/32][K][32]; N and K are padded with zeros. A tile of up to 14 rows × 32 outputs is summed in registers over the
+// whole of K, one k (bf16: one pair) after the other. So every output is one sum in one order, whatever else is in
+// the step: a row's result does not depend, bit for bit, on how many rows share the product.
 //
 // Rows are first copied into tiles [K/kLineK][rows][kLineK], a cache line of each row after the other: one stream
 // to read, padded with zeros, and no two rows of a wide matrix meet in one set of the cache.
