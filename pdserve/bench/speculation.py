@@ -27,7 +27,7 @@ _MAX_LEN = 2048
 
 @dataclass(frozen=True, slots=True)
 class SpeculationResult:
-    """Of one passage, medians over the rounds. Rates are those of decoding alone, the first token left out."""
+    """Of one passage, medians over the rounds. Rates are of decoding alone, without the first token."""
 
     name: str
     num_tokens: int
