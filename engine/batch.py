@@ -17,6 +17,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import chain
+from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -31,8 +32,7 @@ Int64s = npt.NDArray[np.int64]
 _MAX_PADDING_RATIO = 2
 
 
-@dataclass(frozen=True, slots=True)
-class BatchRow:
+class BatchRow(NamedTuple):
     """`token_ids` are those at positions `[start, start + len(token_ids))`; `block_table` covers them (an
     `array("i")` costs least).
     """
@@ -178,6 +178,8 @@ def pack(rows: Sequence[BatchRow], num_logits: Sequence[int], pool: KVPool) -> P
     input_ids = array("q", chain.from_iterable([row.token_ids for row in packed]))
     ends = np.empty_like(order)
     ends[order] = first_rows[1:]
+    context_lens = (starts + num_tokens)[order]
+    num_blocks = -(-context_lens // pool.layout.block_size)
     return PackedBatch(
         input_ids=torch.from_numpy(np.frombuffer(input_ids, np.int64)).to(device)[None],
         position_ids=torch.from_numpy(_positions(first_rows, starts[order])).to(device)[None],
@@ -186,8 +188,8 @@ def pack(rows: Sequence[BatchRow], num_logits: Sequence[int], pool: KVPool) -> P
             pool=pool.tensor,
             num_decodes=int((num_tokens == 1).sum()),
             first_rows=torch.from_numpy(first_rows.astype(np.int32)),
-            context_lens=torch.from_numpy((starts + num_tokens)[order].astype(np.int32)),
-            block_tables=torch.from_numpy(_block_tables(packed, pool.layout.block_size)),
+            context_lens=torch.from_numpy(context_lens.astype(np.int32)),
+            block_tables=torch.from_numpy(_block_tables(packed, num_blocks)),
         ),
     )
 
@@ -207,15 +209,13 @@ def _last_rows(ends: Int64s, counts: Int64s) -> Int64s:
     return np.arange(counts.sum(), dtype=np.int64) + np.repeat(ends - counts - before, counts)
 
 
-def _block_tables(rows: Sequence[BatchRow], block_size: int) -> Int32s:
-    """[S, W], padded with zeros."""
-    tables = [_table(row, -(-row.end // block_size)) for row in rows]
-    lengths = np.array([len(table) for table in tables])
-    padded = np.zeros((len(tables), lengths.max(initial=0)), np.int32)
-    padded[np.arange(padded.shape[1]) < lengths[:, None]] = np.frombuffer(b"".join(tables), np.int32)
+def _block_tables(rows: Sequence[BatchRow], num_blocks: Int64s) -> Int32s:
+    """[S, W]: the first `num_blocks[s]` blocks of each row, padded with zeros."""
+    tables = [
+        row.block_table if isinstance(row.block_table, array) else array("i", row.block_table) for row in rows
+    ]
+    if any(len(table) != num for table, num in zip(tables, num_blocks.tolist(), strict=True)):
+        tables = [table[:num] for table, num in zip(tables, num_blocks.tolist(), strict=True)]
+    padded = np.zeros((len(tables), num_blocks.max(initial=0)), np.int32)
+    padded[np.arange(padded.shape[1]) < num_blocks[:, None]] = np.frombuffer(b"".join(tables), np.int32)
     return padded
-
-
-def _table(row: BatchRow, num_blocks: int) -> array[int]:
-    table = row.block_table if isinstance(row.block_table, array) else array("i", row.block_table)
-    return table if len(table) == num_blocks else table[:num_blocks]

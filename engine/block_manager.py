@@ -14,7 +14,7 @@ is registered only when it is in place. Every operation is O(1) for each block i
 from __future__ import annotations
 
 from collections import Counter, OrderedDict
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from enum import Enum
 
 from engine.errors import IntegrityError, NoRoom
@@ -81,7 +81,7 @@ class BlockManager:
         """Somebody may still write into these reserved blocks: nobody gets them before `release`."""
         self._move_all(blocks, BlockState.RESERVED, BlockState.QUARANTINED)
 
-    def release(self, blocks: list[int]) -> None:
+    def release(self, blocks: Sequence[int]) -> None:
         """One reference less on each. Last blocks go first, so that a prefix outlives what follows it."""
         for block in reversed(blocks):
             if self._refs[block] == 0:

@@ -7,12 +7,15 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable, Iterator, Sequence
+from array import array
+from collections.abc import Callable, Sequence
 from itertools import islice
 
 from engine.block_manager import BlockManager, BlockState
+from engine.chunk import Chunk
 from engine.config import EngineConfig, ModelConfig
 from engine.draw import draw_tokens
+from engine.draws import sample_rows, take_draws
 from engine.errors import CannotFit, IntegrityError
 from engine.kv_pool import AllocateMemory, KVPool, allocate_memory
 from engine.limits import check_fits, check_named_ids, engine_limits
@@ -30,13 +33,12 @@ from engine.request import (
 )
 from engine.reservations import BlockReservation, Reservations
 from engine.runner import ModelRunner
-from engine.sampler import Sampled, SampleRow, sample
-from engine.sampling import FinishReason
-from engine.scheduler import Chunk, Scheduler, SchedulerLimits
+from engine.sampler import Sampled, sample
+from engine.scheduler import Scheduler, SchedulerLimits
 from engine.sequence import Sequence as LiveSequence
 from engine.sequence import SequenceState
 from engine.speculation import Speculator, make_speculator
-from engine.stopping import banned_token_ids, finish_reason
+from engine.stopping import finish_reason
 from engine.weights import no_progress
 
 log = logging.getLogger(__name__)
@@ -78,7 +80,7 @@ class Engine:
         self._runner = ModelRunner(model, self.pool)
         self._draw = draw_tokens if model.library is None else native_draw(model.library)
         self._living: dict[str, LiveSequence] = {}
-        self._held: dict[str, list[int]] = {}  # blocks of sequences that left and asked to hold them
+        self._held: dict[str, array[int]] = {}  # blocks of sequences that left and asked to hold them
         self._next_arrival = 0
         self._tokens_prefilled = 0
         self._tokens_decoded = 0
@@ -157,7 +159,7 @@ class Engine:
             raise ValueError(f"{request.sequence_id}: reservation, first token and request do not match")
         if finish_reason(request.stop, self.model.eos_token_ids, first.token_id, num_output) is not None:
             raise ValueError(f"{request.sequence_id} ended with its first token")
-        block_table = self._reservations.claim(reservation)
+        block_table = array("i", self._reservations.claim(reservation))
         sequence = self._accept(request)
         sequence.block_table = block_table
         sequence.num_computed_tokens = num_tokens
@@ -213,6 +215,7 @@ class Engine:
                 BlockState.QUARANTINED: list(self._reservations.quarantined_blocks()),
             }
         )
+        self._scheduler.check_integrity()
         scheduled = {sequence.sequence_id for sequence in self._scheduler.living()}
         if scheduled != set(self._living) or self._scheduler.num_living != len(self._living):
             raise IntegrityError(
@@ -225,76 +228,34 @@ class Engine:
             return []
         num_draws = [chunk.num_draws for chunk in chunks]
         logits = self._runner.run([chunk.row() for chunk in chunks], num_draws)
-        rows = [row for chunk in chunks for row in self._sample_rows(chunk)]
+        rows = [row for chunk in chunks for row in sample_rows(chunk, self.model.eos_token_ids)]
         draws = iter(sample(logits, rows, self._draw))
         return [list(islice(draws, count)) for count in num_draws]
-
-    def _sample_rows(self, chunk: Chunk) -> Iterator[SampleRow]:
-        """One for each draw. Behind a draft all is as if it were there already."""
-        request = chunk.sequence.request
-        counts = chunk.sequence.output_counts if request.sampling.has_penalties else None
-        for index in range(chunk.num_draws):
-            position = chunk.sequence.num_output_tokens + index
-            if index > 0 and counts is not None:
-                counts = counts.copy()
-                counts[chunk.drafts[index - 1]] += 1
-            yield SampleRow(
-                params=request.sampling,
-                position=position,
-                banned_token_ids=banned_token_ids(request.stop, self.model.eos_token_ids, position),
-                prompt_token_ids=request.prompt_token_ids,
-                output_counts={} if counts is None else counts,
-            )
 
     def _apply(self, chunk: Chunk, draws: Sequence[Sampled]) -> SequenceOutput:
         sequence = chunk.sequence
         if draws and draws[0].token_id is None:
             return self._fail(sequence, "the model gave no finite score")
         is_first = sequence.num_new_tokens == 0
-        tokens, reason = self._take_draws(chunk, draws)
+        tokens, reason = take_draws(chunk, draws, self.model.eos_token_ids)
         # The last token is new. Drafts that were wrong lie behind it, and are overwritten.
-        sequence.num_computed_tokens = chunk.end + max(0, len(tokens) - 1)
+        sequence.num_computed_tokens = num_computed = chunk.end + max(0, len(tokens) - 1)
         self._scheduler.register_computed(sequence)
         if chunk.drafts:
             self._scheduler.drop_unused(sequence)
         self._count(chunk, tokens, is_first)
         if not tokens:
-            return SequenceOutput(sequence.sequence_id, chunk.end, (), None, is_last=False)
+            return SequenceOutput(sequence.sequence_id, num_computed, (), None, is_last=False)
         if self._speculator is not None:
             self._speculator.note(sequence, (token.token_id for token in tokens))
         sequence.is_recomputing = False
         is_last = reason is not None or sequence.request.until is Until.FIRST_TOKEN
         if is_last:
             self._leave(sequence, SequenceState.FINISHED)
+        report = _prefill_report(sequence) if is_first else None
         return SequenceOutput(
-            sequence_id=sequence.sequence_id,
-            num_computed_tokens=sequence.num_computed_tokens,
-            new_tokens=tuple(tokens),
-            finish_reason=reason,
-            is_last=is_last,
-            prefill=_prefill_report(sequence) if is_first else None,
-            num_drafts=len(chunk.drafts),
+            sequence.sequence_id, num_computed, tokens, reason, is_last, report, len(chunk.drafts)
         )
-
-    def _take_draws(
-        self, chunk: Chunk, draws: Sequence[Sampled]
-    ) -> tuple[list[NewToken], FinishReason | None]:
-        """Gives the sequence its new tokens, up to the first that is not what was drafted or that ends it."""
-        sequence = chunk.sequence
-        tokens: list[NewToken] = []
-        reason: FinishReason | None = None
-        for index, draw in enumerate(draws):
-            if draw.token_id is None:
-                break  # behind a draft: the next step draws it alone, and tells
-            was_drafted = index < len(chunk.drafts) and draw.token_id == chunk.drafts[index]
-            tokens.append(NewToken(sequence.num_output_tokens, draw.token_id, draw.logprobs, was_drafted))
-            sequence.append(draw.token_id)
-            reason = finish_reason(
-                sequence.request.stop, self.model.eos_token_ids, draw.token_id, sequence.num_output_tokens
-            )
-            if reason is not None or not was_drafted:
-                break
-        return tokens, reason
 
     def _count(self, chunk: Chunk, tokens: Sequence[NewToken], is_first: bool) -> None:
         if is_first:

@@ -27,6 +27,7 @@ class Reservations:
     def __init__(self, blocks: BlockManager) -> None:
         self._blocks = blocks
         self._next_id = 0
+        self.num_growth_blocks = 0  # what those reserved may take next, when they run
         self._reserved: dict[int, BlockReservation] = {}
         self._quarantined: dict[int, BlockReservation] = {}
 
@@ -34,27 +35,24 @@ class Reservations:
     def num_reserved(self) -> int:
         return len(self._reserved)
 
-    @property
-    def num_growth_blocks(self) -> int:
-        return sum(reservation.will_grow for reservation in self._reserved.values())
-
     def take(self, hits: list[int], num_new: int, num_tokens: int, will_grow: bool) -> BlockReservation:
         block_ids = tuple(self._blocks.reserve(hits, num_new))
         reservation = BlockReservation(self._next_id, block_ids, len(hits), num_tokens, will_grow)
         self._reserved[self._next_id] = reservation
+        self.num_growth_blocks += will_grow
         self._next_id += 1
         return reservation
 
     def claim(self, reservation: BlockReservation) -> list[int]:
         """Its blocks, now the caller's. ValueError if it is not RESERVED."""
-        if self._reserved.pop(reservation.reservation_id, None) is None:
+        if not self._end(reservation):
             raise ValueError(f"reservation {reservation.reservation_id} is gone")
         self._blocks.claim(reservation.block_ids[reservation.num_cached_blocks :])
         return list(reservation.block_ids)
 
     def quarantine(self, reservation: BlockReservation) -> None:
         """Only what may be written from outside is kept back; its cached blocks are let go."""
-        if self._reserved.pop(reservation.reservation_id, None) is None:
+        if not self._end(reservation):
             return
         cached, new = _split(reservation)
         self._blocks.release(cached)
@@ -63,10 +61,16 @@ class Reservations:
 
     def release(self, reservation: BlockReservation) -> None:
         """From either state; nothing to do if it is gone."""
-        if self._reserved.pop(reservation.reservation_id, None) is not None:
+        if self._end(reservation):
             self._blocks.release(list(reservation.block_ids))
         elif self._quarantined.pop(reservation.reservation_id, None) is not None:
             self._blocks.release(_split(reservation)[1])
+
+    def _end(self, reservation: BlockReservation) -> bool:
+        """It is RESERVED no longer; False if it was not."""
+        was_reserved = self._reserved.pop(reservation.reservation_id, None) is not None
+        self.num_growth_blocks -= was_reserved and reservation.will_grow
+        return was_reserved
 
     def cached_blocks(self) -> Iterator[int]:
         for reservation in self._reserved.values():

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -16,6 +17,7 @@ import torch
 from engine.draw import MAX_TEMPERATURE, MIN_TEMPERATURE, Drawn, Wishes, draw_tokens, greedy_wishes
 from engine.noise import noise_keys
 from engine.sampling import PositionLogprobs, SamplingParams, TokenLogprob
+from engine.seen_tokens import SeenTokens
 
 Draw = Callable[[torch.Tensor, Wishes], Drawn]
 
@@ -24,23 +26,20 @@ Draw = Callable[[torch.Tensor, Wishes], Drawn]
 class SampleRow:
     params: SamplingParams
     position: int  # index in the output of the token to draw
-    banned_token_ids: frozenset[int]
-    prompt_token_ids: Sequence[int]
-    # Token id → how often it was drawn; empty where no penalty asks.
-    output_counts: dict[int, int]
+    banned_token_ids: frozenset[int] = frozenset()
+    seen: SeenTokens | None = None  # where a penalty asks
 
     @property
     def is_adjusted(self) -> bool:
         """Its scores are not the logits as they come."""
-        return bool(self.banned_token_ids or self.params.logit_bias) or self.params.has_penalties
+        return bool(self.banned_token_ids or self.params.logit_bias or self.seen is not None)
 
 
 # Takes the best token at any position: what most rows are, made once.
-GREEDY = SampleRow(SamplingParams(), 0, frozenset(), (), {})
+GREEDY = SampleRow(SamplingParams(), 0)
 
 
-@dataclass(frozen=True, slots=True)
-class Sampled:
+class Sampled(NamedTuple):
     """`token_id` is None where no finite score was left: the model broke, or everything was banned."""
 
     token_id: int | None
@@ -88,26 +87,31 @@ def _wishes(rows: Sequence[SampleRow], at: Sequence[int]) -> Wishes:
 
 def _adjust(scores: torch.Tensor, rows: Sequence[SampleRow]) -> None:
     """Bias, penalties and bans on scores [R, V], in place."""
-    params = [row.params for row in rows]
-    at = _cells(scores, [[token_id for token_id, _ in each.logit_bias] for each in params])
-    scores[at] += scores.new_tensor([bias for each in params for _, bias in each.logit_bias])
-    at = _cells(scores, [_penalised_ids(row) for row in rows])
-    penalties = scores.new_tensor([each.repetition_penalty for each in params])[at[0]]
-    seen = scores[at]
-    scores[at] = torch.where(seen > 0, seen / penalties, seen * penalties)
-    counts = [
-        row.output_counts if row.params.presence_penalty or row.params.frequency_penalty else {}
-        for row in rows
-    ]
-    at = _cells(scores, counts)
-    presence = scores.new_tensor([each.presence_penalty for each in params])[at[0]]
-    frequency = scores.new_tensor([each.frequency_penalty for each in params])[at[0]]
-    scores[at] -= presence + frequency * scores.new_tensor([n for each in counts for n in each.values()])
+    biases = [row.params.logit_bias for row in rows]
+    at = _cells(scores, [[token_id for token_id, _ in each] for each in biases])
+    scores[at] += scores.new_tensor([bias for each in biases for _, bias in each])
+    _penalise(scores, [(i, row.params, row.seen) for i, row in enumerate(rows) if row.seen is not None])
     scores[_cells(scores, [row.banned_token_ids for row in rows])] = -torch.inf
 
 
-def _penalised_ids(row: SampleRow) -> Collection[int]:
-    return {*row.prompt_token_ids, *row.output_counts} if row.params.repetition_penalty != 1.0 else ()
+def _penalise(scores: torch.Tensor, rows: Sequence[tuple[int, SamplingParams, SeenTokens]]) -> None:
+    if not rows:
+        return
+    num_seen = [len(seen.token_ids) for _, _, seen in rows]
+
+    def spread(values: list[float]) -> torch.Tensor:
+        """One value a row → one a token seen."""
+        return torch.from_numpy(np.repeat(np.array(values, np.float32), num_seen)).to(scores.device)
+
+    columns = torch.from_numpy(np.concatenate([seen.token_ids for _, _, seen in rows])).to(scores.device)
+    counts = torch.from_numpy(np.concatenate([seen.counts for _, _, seen in rows])).to(scores.device)
+    at = (spread([i for i, _, _ in rows]).long(), columns)
+    repetition = spread([params.repetition_penalty for _, params, _ in rows])
+    presence = spread([params.presence_penalty for _, params, _ in rows])
+    frequency = spread([params.frequency_penalty for _, params, _ in rows])
+    values = scores[at]
+    values = torch.where(values > 0, values / repetition, values * repetition)
+    scores[at] = values - (presence * (counts > 0) + frequency * counts)
 
 
 def _cells(scores: torch.Tensor, token_ids: Sequence[Collection[int]]) -> tuple[torch.Tensor, torch.Tensor]:

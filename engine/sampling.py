@@ -34,6 +34,12 @@ class SamplingParams:
     def has_penalties(self) -> bool:
         return self.repetition_penalty != 1.0 or self.presence_penalty != 0.0 or self.frequency_penalty != 0.0
 
+    @property
+    def is_plain(self) -> bool:
+        """Asks for the best token of the logits as they come, and for nothing else."""
+        is_adjusted = self.has_penalties or bool(self.logit_bias)
+        return self.is_greedy and not is_adjusted and self.num_logprobs is None
+
 
 @dataclass(frozen=True, slots=True)
 class StopConditions:

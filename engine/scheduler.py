@@ -10,42 +10,20 @@ back, and later computes its tokens again (most of them, usually, a prefix hit).
 
 from __future__ import annotations
 
+from array import array
 from bisect import insort
 from collections import OrderedDict
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
-from engine.batch import BatchRow
 from engine.block_manager import BlockManager
-from engine.errors import NoRoom
+from engine.chunk import Chunk
+from engine.errors import IntegrityError, NoRoom
 from engine.prefix import BlockHash, extend_hashes
 from engine.reservations import BlockReservation, Reservations
 from engine.sequence import Sequence, SequenceState
-from engine.speculation import Speculator
-
-
-@dataclass(frozen=True, slots=True)
-class Chunk:
-    """Tokens `[start, end)` of one sequence, and drafts of those behind them, to compute in this step."""
-
-    sequence: Sequence
-    start: int
-    end: int
-    is_sampling: bool  # it closes the gap, so its last row draws the next token
-    drafts: tuple[int, ...] = ()
-
-    @property
-    def num_tokens(self) -> int:
-        return self.end - self.start + len(self.drafts)
-
-    @property
-    def num_draws(self) -> int:
-        """Behind the last token, and behind each draft: that one counts if the drafts up to it are right."""
-        return 1 + len(self.drafts) if self.is_sampling else 0
-
-    def row(self) -> BatchRow:
-        token_ids = [*self.sequence.token_ids[self.start : self.end], *self.drafts]
-        return BatchRow(token_ids, self.start, self.sequence.block_table)
+from engine.speculation import MAX_ROWS, Speculator
+from engine.watermark import Watermark
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,8 +51,9 @@ class Scheduler:
         self._speculator = speculator
         self.waiting: OrderedDict[str, Sequence] = OrderedDict()
         self.preempted: list[Sequence] = []  # by arrival
-        self.running: dict[str, Sequence] = {}
+        self.running: dict[str, Sequence] = {}  # by arrival
         self.num_preemptions = 0
+        self._watermark = Watermark(limits.block_size)
 
     @property
     def num_living(self) -> int:
@@ -93,8 +72,7 @@ class Scheduler:
 
     def add_running(self, sequence: Sequence) -> None:
         """Its KV is in place already."""
-        sequence.move(SequenceState.RUNNING)
-        self.running[sequence.sequence_id] = sequence
+        self._run(sequence)
 
     def reserve(self, token_ids: list[int], max_kv_tokens: int) -> BlockReservation:
         """Blocks and a running place for a sequence whose KV comes from elsewhere. Every full block of it may
@@ -121,34 +99,45 @@ class Scheduler:
         else:
             self.preempted.remove(sequence)
         sequence.move(state)
+        self._watermark.track(sequence)
 
     def schedule(self) -> list[Chunk]:
-        running = sorted(self.running.values(), key=_arrival)
-        chunks = [
-            _chunk(sequence, 1)
-            for sequence in running
-            if sequence.num_missing_tokens == 1 and self._grow(sequence)
-        ]
+        chunks, behind = self._decoding()
         budget = self._limits.max_num_batched_tokens - len(chunks)
         recompute = self._limits.max_recompute_tokens if chunks else budget
         if budget == 0:
             return chunks
-        for sequence in self._catching_up(running):
+        for sequence in self._catching_up(behind):
             allowed = min(budget, recompute) if sequence.is_recomputing else budget
-            num_tokens = min(allowed, sequence.num_missing_tokens)
+            num_missing = sequence.num_missing_tokens
+            num_tokens = min(allowed, num_missing)
             if num_tokens == 0:
                 continue
-            chunks.append(_chunk(sequence, num_tokens))
+            start = sequence.num_computed_tokens
+            chunks.append(Chunk(sequence, start, start + num_tokens, num_tokens == num_missing))
             budget -= num_tokens
             recompute -= num_tokens if sequence.is_recomputing else 0
             if budget == 0:
                 break
         return chunks if self._speculator is None else self._with_drafts(self._speculator, chunks, budget)
 
-    def _catching_up(self, running: list[Sequence]) -> Iterator[Sequence]:
+    def _decoding(self) -> tuple[list[Chunk], list[Sequence]]:
+        """Chunks of those that decode, and those of the running ones that do not."""
+        chunks: list[Chunk] = []
+        behind: list[Sequence] = []
+        for sequence in list(self.running.values()):
+            end = len(sequence.token_ids)
+            start = sequence.num_computed_tokens
+            if start + 1 != end:
+                behind.append(sequence)
+            elif self._grow(sequence):
+                chunks.append(Chunk(sequence, start, end, True))
+        return chunks, behind
+
+    def _catching_up(self, behind: list[Sequence]) -> Iterator[Sequence]:
         """Those with more than one token to compute; starts preempted and new ones while there is room."""
-        for sequence in running:
-            if sequence.state is SequenceState.RUNNING and sequence.num_missing_tokens > 1:
+        for sequence in behind:
+            if sequence.state is SequenceState.RUNNING:
                 yield sequence
         while self.preempted and self._start(self.preempted[0]):
             yield self.preempted.pop(0)
@@ -162,6 +151,8 @@ class Scheduler:
     def _with_drafts(self, speculator: Speculator, chunks: list[Chunk], budget: int) -> list[Chunk]:
         """Adds drafts to those that decode, but not to a first token here: that one closes a prefill."""
         num_rows = sum(chunk.num_tokens for chunk in chunks)
+        if num_rows > MAX_ROWS:
+            return chunks
         for index, chunk in enumerate(chunks):
             sequence = chunk.sequence
             if not chunk.is_sampling or chunk.num_tokens > 1 or sequence.num_new_tokens == 0:
@@ -170,7 +161,7 @@ class Scheduler:
             drafts = speculator.draft(sequence, room, num_rows)
             if drafts:
                 drafts = drafts[: self._room_behind(sequence, len(drafts))]
-                chunks[index] = replace(chunk, drafts=tuple(drafts))
+                chunks[index] = chunk._replace(drafts=tuple(drafts))
                 budget -= len(drafts)
         return chunks
 
@@ -181,11 +172,11 @@ class Scheduler:
         num_blocks = len(sequence.block_table)
         num_new = self.num_blocks_for(sequence.num_tokens + num_tokens) - num_blocks
         if num_new > 0:
-            growth = self.num_growth_blocks - self._growth_of(sequence, num_blocks)
-            growth += self._growth_of(sequence, num_blocks + num_new)
+            growth = self.num_growth_blocks - sequence.is_growing
+            growth += self._watermark.will_grow(sequence, num_blocks + num_new)
             if not self._blocks.can_take([], num_new, spare=growth):
                 return num_blocks * self._limits.block_size - sequence.num_tokens
-            sequence.block_table += self._blocks.take([], num_new)
+            self._take_more(sequence, num_new)
         return num_tokens
 
     def drop_unused(self, sequence: Sequence) -> None:
@@ -193,6 +184,7 @@ class Scheduler:
         num_used = self.num_blocks_for(sequence.num_tokens)
         self._blocks.release(sequence.block_table[num_used:])
         del sequence.block_table[num_used:]
+        self._watermark.track(sequence)
 
     def _start(self, sequence: Sequence) -> bool:
         """Takes its blocks and makes it run, if there is a place and room."""
@@ -200,17 +192,25 @@ class Scheduler:
             return False
         hits = self.match(sequence)
         num_new = self.num_blocks_for(sequence.num_tokens) - len(hits)
-        growth = self.num_growth_blocks + self._growth_of(sequence, len(hits) + num_new)
+        growth = self.num_growth_blocks + self._watermark.will_grow(sequence, len(hits) + num_new)
         if not self._blocks.can_take(hits, num_new, spare=growth):
             return False
-        sequence.block_table = self._blocks.take(hits, num_new)
+        sequence.block_table = array("i", self._blocks.take(hits, num_new))
         sequence.num_computed_tokens = len(hits) * self._limits.block_size
         sequence.num_registered_blocks = len(hits)
         if sequence.num_cached_tokens is None:
             sequence.num_cached_tokens = min(sequence.num_computed_tokens, sequence.num_prompt_tokens)
+        self._run(sequence)
+        return True
+
+    def _run(self, sequence: Sequence) -> None:
+        """One that was preempted may be older than some that run."""
+        youngest = next(reversed(self.running.values()), sequence)
         sequence.move(SequenceState.RUNNING)
         self.running[sequence.sequence_id] = sequence
-        return True
+        if youngest.arrival > sequence.arrival:
+            self.running = {s.sequence_id: s for s in sorted(self.running.values(), key=_arrival)}
+        self._watermark.track(sequence)
 
     def match(self, sequence: Sequence) -> list[int]:
         """Its longest cached prefix, but never its last token: that one must run to give logits."""
@@ -240,19 +240,26 @@ class Scheduler:
     @property
     def num_growth_blocks(self) -> int:
         """The watermark: what those who run or have reserved may take next."""
-        running = sum(self._growth_of(s, len(s.block_table)) for s in self.running.values())
-        return running + self._reservations.num_growth_blocks
+        return self._watermark.num_growing + self._reservations.num_growth_blocks
 
-    def _growth_of(self, sequence: Sequence, num_blocks: int) -> int:
-        return int(self.num_blocks_for(sequence.max_kv_tokens) > num_blocks)
+    def check_integrity(self) -> None:
+        """The books kept up to date are what counting gives. Raises IntegrityError."""
+        num_growing = sum(
+            self._watermark.will_grow(each, len(each.block_table)) for each in self.running.values()
+        )
+        if num_growing != self._watermark.num_growing:
+            raise IntegrityError(f"{num_growing} sequences grow, not {self._watermark.num_growing}")
+        arrivals = [sequence.arrival for sequence in self.running.values()]
+        if arrivals != sorted(arrivals):
+            raise IntegrityError("running sequences are not in order of arrival")
 
     def _grow(self, sequence: Sequence) -> bool:
         """A block for its newest token, if it needs one; may preempt younger ones or itself."""
         if sequence.state is not SequenceState.RUNNING:
             return False  # preempted for an older one a moment ago
-        while self.num_blocks_for(sequence.num_tokens) > len(sequence.block_table):
+        while len(sequence.token_ids) > len(sequence.block_table) * self._limits.block_size:
             if self._blocks.can_take([], 1):
-                sequence.block_table += self._blocks.take([], 1)
+                self._take_more(sequence, 1)
                 continue
             victim = self._youngest_from(sequence.arrival)
             if victim is None:
@@ -262,26 +269,30 @@ class Scheduler:
                 return False
         return True
 
+    def _take_more(self, sequence: Sequence, num_blocks: int) -> None:
+        sequence.block_table.extend(self._blocks.take([], num_blocks))
+        self._watermark.track(sequence)
+
     def _youngest_from(self, arrival: int) -> Sequence | None:
         """Only itself and younger ones give way: older ones may have their place in this step already."""
-        candidates = [s for s in self.running.values() if s.arrival >= arrival and not s.hold_blocks]
-        return max(candidates, key=_arrival, default=None)
+        for sequence in reversed(self.running.values()):
+            if sequence.arrival < arrival:
+                break
+            if not sequence.hold_blocks:
+                return sequence
+        return None
 
     def _preempt(self, sequence: Sequence) -> None:
         del self.running[sequence.sequence_id]
         self._blocks.release(sequence.block_table)
-        sequence.block_table = []
+        sequence.block_table = array("i")
         sequence.num_computed_tokens = 0
         sequence.num_registered_blocks = 0
         sequence.is_recomputing = True
         sequence.move(SequenceState.PREEMPTED)
+        self._watermark.track(sequence)
         insort(self.preempted, sequence, key=_arrival)
         self.num_preemptions += 1
-
-
-def _chunk(sequence: Sequence, num_tokens: int) -> Chunk:
-    start = sequence.num_computed_tokens
-    return Chunk(sequence, start, start + num_tokens, is_sampling=num_tokens == sequence.num_missing_tokens)
 
 
 def _arrival(sequence: Sequence) -> int:

@@ -11,12 +11,13 @@ closes the gap draws the next token. Prompt, known output and drawn output lie i
 
 from __future__ import annotations
 
-from collections import Counter
+from array import array
 from enum import Enum
 
 from engine.errors import IntegrityError
 from engine.prefix import BlockHash
 from engine.request import SequenceRequest, Until
+from engine.seen_tokens import SeenTokens
 
 
 class SequenceState(Enum):
@@ -42,24 +43,25 @@ _MOVES: dict[SequenceState, set[SequenceState]] = {
 class Sequence:
     def __init__(self, request: SequenceRequest, arrival: int, accepted_at_s: float) -> None:
         self.request = request
+        self.sequence_id = request.sequence_id
         self.arrival = arrival  # counts up: the youngest has the largest
         self.state = SequenceState.WAITING
         self.token_ids = [*request.prompt_token_ids, *request.known_token_ids]
         self.num_prompt_tokens = len(request.prompt_token_ids)
         self.num_computed_tokens = 0
-        self.block_table: list[int] = []
+        self.max_kv_tokens = _max_kv_tokens(request)
+        self.block_table = array("i")
         self.block_hashes: list[BlockHash] = []  # names of its first full blocks, as far as anybody asked
         self.num_registered_blocks = 0
+        # Nothing but the best token is asked for, once min_tokens are there.
+        self.is_plain = request.sampling.is_plain
         self.hold_blocks = request.hold_blocks
+        self.is_growing = False  # runs, and may take more blocks than it has: kept by the scheduler
         self.is_recomputing = False  # preempted once, and not caught up since
         self.num_cached_tokens: int | None = None  # prompt tokens found in the cache at its first start
         self.accepted_at_s = accepted_at_s
         self.began_at_s: float | None = None
-        self._output_counts: Counter[int] | None = None
-
-    @property
-    def sequence_id(self) -> str:
-        return self.request.sequence_id
+        self._seen: SeenTokens | None = None
 
     @property
     def num_tokens(self) -> int:
@@ -79,25 +81,28 @@ class Sequence:
         return len(self.token_ids) - self.num_computed_tokens
 
     @property
-    def max_kv_tokens(self) -> int:
-        """The most tokens whose K and V this engine will ever store for it: the last one drawn needs none."""
-        if self.request.until is Until.FIRST_TOKEN:
-            return self.num_prompt_tokens + len(self.request.known_token_ids)
-        return self.num_prompt_tokens + self.request.stop.max_tokens - 1
-
-    @property
-    def output_counts(self) -> Counter[int]:
-        """How often each token was drawn; made when a penalty first asks."""
-        if self._output_counts is None:
-            self._output_counts = Counter(self.token_ids[self.num_prompt_tokens :])
-        return self._output_counts
+    def seen(self) -> SeenTokens | None:
+        """What penalties ask; None if it has none."""
+        params = self.request.sampling
+        if self._seen is None and params.has_penalties:
+            prompt = self.request.prompt_token_ids if params.repetition_penalty != 1.0 else ()
+            self._seen = SeenTokens(prompt, self.token_ids[self.num_prompt_tokens :])
+        return self._seen
 
     def append(self, token_id: int) -> None:
         self.token_ids.append(token_id)
-        if self._output_counts is not None:
-            self._output_counts[token_id] += 1
+        if self._seen is not None:
+            self._seen.add(token_id)
 
     def move(self, state: SequenceState) -> None:
         if state not in _MOVES[self.state]:
             raise IntegrityError(f"{self.sequence_id}: {self.state.value} → {state.value} is no legal move")
         self.state = state
+
+
+def _max_kv_tokens(request: SequenceRequest) -> int:
+    """The most tokens whose K and V this engine will ever store for it: the last one drawn needs none."""
+    num_prompt_tokens = len(request.prompt_token_ids)
+    if request.until is Until.FIRST_TOKEN:
+        return num_prompt_tokens + len(request.known_token_ids)
+    return num_prompt_tokens + request.stop.max_tokens - 1

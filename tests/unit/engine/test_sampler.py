@@ -9,6 +9,7 @@ import torch
 from engine.noise import gumbel, noise_key, noise_keys
 from engine.sampler import GREEDY, SampleRow
 from engine.sampling import SamplingParams
+from engine.seen_tokens import SeenTokens
 from tests.unit.engine.drawing import Sample, sample_by
 
 VOCAB = 64
@@ -20,8 +21,7 @@ def sample(request: pytest.FixtureRequest) -> Sample:
 
 
 def row(params: SamplingParams, position: int = 0, **fields: object) -> SampleRow:
-    made = SampleRow(params, position, frozenset(), (), {})
-    return replace(made, **fields)
+    return replace(SampleRow(params, position), **fields)
 
 
 def draw_many(sample: Sample, logits: torch.Tensor, params: SamplingParams, num: int) -> torch.Tensor:
@@ -84,7 +84,9 @@ def test_a_row_draws_the_same_token_alone_and_among_others(sample: Sample):
         SamplingParams(frequency_penalty=0.5, presence_penalty=0.1),
         SamplingParams(num_logprobs=2),
     ]
-    rows = [row(p, i, prompt_token_ids=(1, 2), output_counts={3: 2}) for i, p in enumerate(kinds)]
+    rows = [
+        row(p, i, seen=SeenTokens((1, 2), (3, 3)) if p.has_penalties else None) for i, p in enumerate(kinds)
+    ]
     together = sample(logits, rows)
     assert [sample(logits[i : i + 1], [rows[i]])[0] for i in range(8)] == together
 
@@ -135,10 +137,10 @@ def test_penalties_and_bias_move_scores(sample: Sample):
     def best(params: SamplingParams, **fields: object) -> int | None:
         return sample(logits, [row(params, **fields)])[0].token_id
 
-    assert best(SamplingParams(repetition_penalty=1.2), prompt_token_ids=(0,)) == 1
-    assert best(SamplingParams(presence_penalty=0.15), output_counts={0: 1}) == 1
-    assert best(SamplingParams(frequency_penalty=0.1), output_counts={0: 3, 1: 2}) == 2
-    assert best(SamplingParams(frequency_penalty=0.1), prompt_token_ids=(0, 0)) == 0
+    assert best(SamplingParams(repetition_penalty=1.2), seen=SeenTokens((0,), ())) == 1
+    assert best(SamplingParams(presence_penalty=0.15), seen=SeenTokens((), (0,))) == 1
+    assert best(SamplingParams(frequency_penalty=0.1), seen=SeenTokens((), (0, 0, 0, 1, 1))) == 2
+    assert best(SamplingParams(frequency_penalty=0.1), seen=SeenTokens((0, 0), ())) == 0
     assert best(SamplingParams(logit_bias=((3, 10.0),))) == 3
 
 

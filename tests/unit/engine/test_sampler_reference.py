@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import random
-from collections import Counter
 
 import pytest
 import torch
 
 from engine.sampler import SampleRow
 from engine.sampling import SamplingParams, StopConditions
+from engine.seen_tokens import SeenTokens
 from engine.stopping import banned_token_ids
 from pdserve.requests import GenerateOptions
 from tests.reference_sampler import BORDER, EOS, next_scores
@@ -46,8 +46,7 @@ def row_of(options: GenerateOptions, prompt: list[int], output: list[int]) -> Sa
         params=params,
         position=len(output),
         banned_token_ids=banned_token_ids(stop, frozenset(EOS), len(output)),
-        prompt_token_ids=prompt,
-        output_counts=Counter(output) if params.has_penalties else {},
+        seen=SeenTokens(prompt, output) if params.has_penalties else None,
     )
 
 
