@@ -5,10 +5,9 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Mapping
 
-from decode_worker.subscription import StepBatch, StepFailure, StepToken, Subscription
-from engine.request import SequenceOutput
+from decode_worker.subscription import StepBatch, StepFailure, Subscription
 from kv_transfer.frame import TransferKey
-from pdserve.v1.errors import Aborted, Internal, PdserveError
+from pdserve.v1.errors import Aborted, PdserveError
 
 log = logging.getLogger(__name__)
 
@@ -61,20 +60,3 @@ class Publisher:
         """Every stream ends behind what it still holds."""
         for subscription in self._subscriptions.values():
             subscription.finish(error)
-
-
-def add_output(batch: StepBatch, key: TransferKey, output: SequenceOutput) -> None:
-    if output.error is not None:
-        error = Internal(f"{output.sequence_id}: {output.error}", reason="ENGINE_FAILED")
-        batch.failures.append(StepFailure(key, error))
-    for index, token in enumerate(output.new_tokens):
-        is_first, is_last = index == 0, index == len(output.new_tokens) - 1
-        batch.tokens.append(
-            StepToken(
-                key,
-                token,
-                finish_reason=output.finish_reason if is_last else None,
-                prefill=output.prefill if is_first else None,
-                num_drafts=output.num_drafts if is_first else 0,
-            )
-        )

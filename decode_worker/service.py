@@ -6,13 +6,14 @@ from collections.abc import Sequence
 from typing import Protocol
 
 from decode_worker.admission import Mode
-from decode_worker.subscription import StepBatch, Subscription
+from decode_worker.step_output import step_output
+from decode_worker.subscription import Subscription
 from engine.request import SequenceRequest
 from kv_transfer.frame import TransferKey
 from kv_transfer.transfer import PushTarget
 from pdserve.v1 import cluster_pb2, worker_pb2, worker_pb2_grpc
 from pdserve.v1.errors import InvalidArgument
-from worker.messages import reservation_message, sequence_request, token_output, transfer_key
+from worker.messages import reservation_message, sequence_request, transfer_key
 from worker.statuses import Writer, statuses
 
 _MODES = {
@@ -74,23 +75,8 @@ class DecodeServicer(worker_pb2_grpc.DecodeWorkerServicer):
                 raise InvalidArgument("a subscription needs a router_id")
             subscription = self._worker.subscribe(request.router_id)
             try:
-                await subscription.deliver(lambda batch: context.write(self._step_output(batch)))
+                await subscription.deliver(
+                    lambda batch: context.write(step_output(batch, self._worker.load()))
+                )
             finally:
                 self._worker.unsubscribe(subscription)
-
-    def _step_output(self, batch: StepBatch) -> worker_pb2.StepOutput:
-        return worker_pb2.StepOutput(
-            tokens=[
-                token_output(t.key, t.token, t.finish_reason, t.prefill, t.num_drafts) for t in batch.tokens
-            ],
-            failed=[
-                worker_pb2.SequenceFailed(
-                    transfer_id=failure.key.transfer_id,
-                    epoch=failure.key.epoch,
-                    code=failure.error.code.value[0],
-                    message=failure.error.message,
-                )
-                for failure in batch.failures
-            ],
-            load=self._worker.load(),
-        )

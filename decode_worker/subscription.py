@@ -6,6 +6,7 @@ import asyncio
 from collections import deque
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 from engine.request import NewToken, PrefillReport
 from engine.sampling import FinishReason
@@ -13,8 +14,7 @@ from kv_transfer.frame import TransferKey
 from pdserve.v1.errors import PdserveError, ResourceExhausted
 
 
-@dataclass(frozen=True, slots=True)
-class StepToken:
+class StepToken(NamedTuple):
     key: TransferKey
     token: NewToken
     finish_reason: FinishReason | None = None

@@ -13,8 +13,9 @@ from collections.abc import Callable, Sequence
 from decode_worker.admission import Admission, Admissions, Mode
 from decode_worker.config import DecodeConfig
 from decode_worker.intake import Intake
-from decode_worker.publisher import Publisher, add_output
+from decode_worker.publisher import Publisher
 from decode_worker.service import DecodeServicer
+from decode_worker.step_output import step_batches
 from decode_worker.subscription import StepBatch, StepToken, Subscription
 from engine.engine import Engine
 from engine.errors import EngineError
@@ -215,14 +216,10 @@ class DecodeWorker:
     # -- what happens to sequences: posted to the asyncio loop ----------------------------------------
 
     def _publish(self, result: StepResult) -> None:
-        batches: dict[str, StepBatch] = {}
+        batches = step_batches(result.outputs, self._admissions)
         has_ended = False
         for output in result.outputs:
-            admission = self._admissions.get(output.sequence_id)
-            if admission is None:
-                continue
-            add_output(batches.setdefault(admission.router_id, StepBatch()), admission.key, output)
-            if output.is_last:
+            if output.is_last and (admission := self._admissions.get(output.sequence_id)) is not None:
                 has_ended = True
                 self._admissions.remove(admission)
                 self.intake.table.release(admission.key)  # its key is used up

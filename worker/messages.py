@@ -102,14 +102,28 @@ def token_output(
     prefill: PrefillReport | None = None,
     num_drafts: int = 0,
 ) -> worker_pb2.TokenOutput:
-    message = worker_pb2.TokenOutput(
-        transfer_id=key.transfer_id,
-        epoch=key.epoch,
-        position=token.position,
-        token_id=token.token_id,
-        was_drafted=token.was_drafted,
-        num_drafts=num_drafts,
-    )
+    message = worker_pb2.TokenOutput()
+    write_token(message, key, token, finish_reason, prefill, num_drafts)
+    return message
+
+
+def write_token(
+    message: worker_pb2.TokenOutput,
+    key: TransferKey,
+    token: NewToken,
+    finish_reason: FinishReason | None,
+    prefill: PrefillReport | None,
+    num_drafts: int,
+) -> None:
+    """Into a message that is empty."""
+    message.transfer_id = key.transfer_id
+    message.epoch = key.epoch
+    message.position = token.position
+    message.token_id = token.token_id
+    if token.was_drafted:
+        message.was_drafted = True
+    if num_drafts:
+        message.num_drafts = num_drafts
     if token.logprobs is not None:
         message.logprobs.CopyFrom(_logprobs(token.logprobs))
     if finish_reason is not None:
@@ -118,7 +132,6 @@ def token_output(
         message.prefill.cached_tokens = prefill.cached_tokens
         message.prefill.queue_ms = prefill.queue_ms
         message.prefill.prefill_ms = prefill.prefill_ms
-    return message
 
 
 def _logprobs(logprobs: PositionLogprobs) -> generation_pb2.PositionLogprobs:
