@@ -132,6 +132,21 @@ async def test_twenty_prompts_give_generates_tokens_alone_and_sixteen_at_once(
         assert sent.kv_bytes_sent == received.kv_bytes_received > 0
 
 
+async def test_a_decode_pool_that_speculates_gives_the_same_tokens(
+    folder: Path, loaded: LoadedModel, prompts: list[Asked], greedy: Greedy
+) -> None:
+    speculative = {"method": "ngram", "max_tokens": 8}
+    async with serving(folder, loaded, speculative=speculative, **ENGINE) as cluster:
+        shorter = prompts[:-1]
+        for asked in shorter:
+            greedy.check(asked, await _ask(cluster.client, asked))
+        answers = await asyncio.gather(*(_ask(cluster.client, asked) for asked in shorter))
+        for asked, answer in zip(shorter, answers, strict=True):
+            greedy.check(asked, answer)
+        (decode,) = cluster.of(Role.DECODE)
+        assert decode.describe().counters.accepted_draft_tokens > 20
+
+
 async def test_a_seeded_sample_is_the_same_alone_among_fifteen_and_colocated(
     folder: Path, loaded: LoadedModel, prompts: list[Asked], greedy: Greedy
 ) -> None:

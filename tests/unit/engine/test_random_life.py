@@ -9,10 +9,13 @@ from dataclasses import replace
 
 import pytest
 
+import engine.engine
 from engine.engine import BlockReservation, Engine
 from engine.errors import NoRoom
+from engine.ngram import NgramProposer
 from engine.request import NewToken, SequenceRequest, Until
 from engine.sampling import SamplingParams
+from engine.speculation import Speculator
 from tests.unit.engine.driving import generate, prompt, request
 
 NUM_MOVES = 250
@@ -106,14 +109,22 @@ class Life:
         raise AssertionError("no end in sight")
 
 
+@pytest.mark.parametrize("is_speculating", [False, True])
 @pytest.mark.parametrize("seed", range(4))
-def test_random_use_leaks_nothing_and_changes_no_token(seed, make_engine):
-    life = Life(make_engine(num_blocks=24, max_num_seqs=6, max_recompute_tokens=16), seed)
+def test_random_use_leaks_nothing_and_changes_no_token(seed, is_speculating, make_engine, monkeypatch):
+    settings: dict[str, object] = {"num_blocks": 24, "max_num_seqs": 6, "max_recompute_tokens": 16}
+    if is_speculating:
+        eager = Speculator(NgramProposer(1, 3), max_tokens=9, row_cost=1e-300)
+        monkeypatch.setattr(engine.engine, "make_speculator", lambda _: eager)
+        settings["speculative"] = {"method": "ngram"}
+    life = Life(make_engine(**settings), seed)
     for _ in range(NUM_MOVES):
         life.move()
         life.engine.check_integrity()
     life.end()
     assert life.finished
+    assert (life.engine.snapshot().draft_tokens > 50) == is_speculating
+    monkeypatch.undo()
     alone = make_engine(num_blocks=64)
     for sequence_id in life.finished:
         made = life.requests[sequence_id]
