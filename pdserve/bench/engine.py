@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
@@ -45,7 +46,9 @@ class VllmFacts:
 class Report:
     rows: tuple[RowResult, ...]
     dtype: str
+    is_compiled: bool  # our kernels ran the layers, not torch's
     cores: tuple[int, ...]
+    load_before: float  # processes that wanted a core in the minute before
     max_num_batched_tokens: int
     vllm: VllmFacts | None
     speculation: tuple[SpeculationResult, ...]
@@ -76,6 +79,7 @@ def run(wanted: Wanted, progress: Progress) -> Report:
 
 
 def _run(wanted: Wanted, progress: Progress) -> Report:
+    load_before = os.getloadavg()[0]
     cores = pin(wanted.num_threads)
     use_threads(wanted.num_threads)
     config = engine_config(wanted.rows, wanted.plan, wanted.max_num_batched_tokens)
@@ -96,7 +100,9 @@ def _run(wanted: Wanted, progress: Progress) -> Report:
     return Report(
         rows=tuple(rows),
         dtype=engine.model.dtype,
+        is_compiled=engine.model.decoder is not None,
         cores=tuple(cores),
+        load_before=load_before,
         max_num_batched_tokens=config.max_num_batched_tokens,
         vllm=facts,
         speculation=tuple(speculation),

@@ -47,7 +47,7 @@ def bench(folder: Path, *arguments: str) -> Result:
 
 
 def test_json_has_the_rows_and_what_they_were_measured_against(folder: Path) -> None:
-    done = bench(folder, "--rows", "decode_b8,prefill_128", "--rounds", "1", "--json")
+    done = bench(folder, "--rows", "decode_b8,prefill_128", "--rounds", "1", "--compile", "off", "--json")
     assert done.exit_code == 0, done.output
     told = json.loads(done.stdout)
     assert [row["name"] for row in told["rows"]] == ["prefill_128", "decode_b8"]
@@ -59,7 +59,7 @@ def test_json_has_the_rows_and_what_they_were_measured_against(folder: Path) -> 
     assert told["machine"]["matrix_gflop_s"] > 0
     assert told["machine"]["memory_gb_s"] > 0
     assert len(told["machine"]["cores"]) == 1
-    assert told["settings"]["dtype"] == "float32"
+    assert (told["settings"]["dtype"], told["settings"]["compiled"]) == ("float32", False)
     assert told["vllm"] is None
     assert told["speculation"] == []
 
