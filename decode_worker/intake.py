@@ -9,7 +9,7 @@ from engine.limits import check_named_ids
 from engine.loop import EngineLoop
 from engine.request import EngineLoad, NewToken, SequenceRequest
 from engine.reservations import BlockReservation
-from kv_transfer.blocks import PoolBlocks
+from kv_transfer.blocks import pool_blocks
 from kv_transfer.frame import TransferKey
 from kv_transfer.receiver import Receiver
 from kv_transfer.reservation import Reservation
@@ -41,8 +41,8 @@ class Intake:
 
     def __init__(self, loop: EngineLoop, instance_id: str, listener: IntakeListener) -> None:
         engine = loop.engine
-        blocks = PoolBlocks(engine.pool)
-        self.table = ReservationTable(self, blocks.block_bytes)
+        blocks = pool_blocks(engine.pool)
+        self.table = ReservationTable(self, engine.layout)
         self.receiver = Receiver(instance_id, engine.layout, blocks, self.table)
         self._loop = loop
         self._listener = listener

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
+import numpy as np
+import numpy.typing as npt
 import torch
 
 from engine.errors import EngineError
@@ -44,6 +46,13 @@ class KVPool:
         memory = allocate(num_blocks * self.block_bytes, device)
         self.tensor = memory.view(DTYPES[layout.dtype]).view(num_blocks, *layout.block_shape)
         self._bytes = memory.view(num_blocks, self.block_bytes)
+
+    def host_bytes(self) -> npt.NDArray[np.uint8]:
+        """The whole pool [num_blocks, block_bytes], writable, without a copy. CPU pools only."""
+        if self._bytes.device.type != "cpu":
+            raise ValueError("a pool on a GPU has no view in host memory")
+        view: npt.NDArray[np.uint8] = self._bytes.numpy()
+        return view
 
     def block_view(self, block_id: int) -> memoryview:
         """One block's bytes, writable, without a copy. CPU pools only."""

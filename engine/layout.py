@@ -25,9 +25,14 @@ class KVLayout:
         return (self.num_layers, 2, self.num_kv_heads, self.block_size, self.head_dim)
 
     @property
-    def block_bytes(self) -> int:
-        elements = self.num_layers * 2 * self.num_kv_heads * self.block_size * self.head_dim
+    def layer_bytes(self) -> int:
+        """One layer of one block: K and V of all heads, contiguous."""
+        elements = 2 * self.num_kv_heads * self.block_size * self.head_dim
         return elements * DTYPES[self.dtype].itemsize
+
+    @property
+    def block_bytes(self) -> int:
+        return self.num_layers * self.layer_bytes
 
     def num_blocks_for(self, num_tokens: int) -> int:
         return -(-num_tokens // self.block_size)

@@ -1,10 +1,17 @@
-"""Reading and writing the bytes of single blocks, apart from whatever memory they lie in."""
+"""Reading and writing the bytes of blocks, apart from whatever memory they lie in.
+
+A cell is one layer of one block, `layout.layer_bytes` long. A block's cells are neighbours in memory, so
+some of its layers are one piece of it.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from functools import cached_property
 from typing import Protocol
 
 import numpy as np
+import numpy.typing as npt
 import torch
 
 from engine.kv_pool import KVPool
@@ -14,66 +21,105 @@ from kv_transfer.layout import KVLayout
 class BlockStore(Protocol):
     """The blocks of one pool as bytes. Called from KV threads, never from the engine's.
 
-    Safety: a caller reads only blocks that are final and held for it, and writes only blocks that are
+    Safety: a caller reads only cells that are final and held for it, and writes only blocks that are
     reserved for it. The store itself checks neither.
     """
 
-    block_bytes: int
+    layout: KVLayout
 
-    def read(self, block_id: int) -> memoryview:
-        """The block's bytes, perhaps not a copy: valid while the block is held."""
+    def read(self, block_ids: Sequence[int], layers: range) -> list[memoryview]:
+        """A piece for each block, perhaps not a copy: valid while the blocks are held."""
         ...
 
-    def write(self, block_id: int, data: memoryview) -> None:
-        """`data` is exactly one block."""
+    def write(self, block_ids: Sequence[int], layers: range, data: memoryview) -> None:
+        """`data` is exactly the pieces of these blocks, one behind the other."""
         ...
 
 
-class PoolBlocks:
-    """An engine's pool. A GPU's blocks pass through host memory, on the stream that the engine computes on,
-    so a copy sees what was computed before it."""
+class HostBlocks:
+    """Blocks in this process's memory: an array [num_blocks, block_bytes] of bytes."""
 
-    def __init__(self, pool: KVPool) -> None:
-        self.block_bytes = pool.block_bytes
-        self._pool = pool
-        self._is_on_host = pool.tensor.device.type == "cpu"
+    def __init__(self, layout: KVLayout, array: npt.NDArray[np.uint8]) -> None:
+        self.layout = layout
+        self.array = array
+        self._cells = array.reshape(len(array), layout.num_layers, layout.layer_bytes)
+        self._flat = memoryview(array.reshape(-1))  # type: ignore[arg-type]  # numpy's stubs lack the protocol
 
-    def read(self, block_id: int) -> memoryview:
-        if self._is_on_host:
-            return self._pool.block_view(block_id)
-        flat = self._pool.tensor[block_id].cpu().view(torch.uint8).flatten()
-        return memoryview(flat.numpy())  # type: ignore[arg-type]  # numpy's stubs lack the buffer protocol
+    def read(self, block_ids: Sequence[int], layers: range) -> list[memoryview]:
+        begin, end = (layer * self.layout.layer_bytes for layer in (layers.start, layers.stop))
+        starts = [block_id * self.layout.block_bytes for block_id in block_ids]
+        return [self._flat[start + begin : start + end] for start in starts]
 
-    def write(self, block_id: int, data: memoryview) -> None:
-        if self._is_on_host:
-            target = np.frombuffer(self._pool.block_view(block_id), dtype=np.uint8)
-            np.copyto(target, np.frombuffer(data, dtype=np.uint8))  # lets other threads run meanwhile
-            return
-        block = self._pool.tensor[block_id]
-        block.copy_(torch.frombuffer(bytearray(data), dtype=block.dtype).view(block.shape))
+    def write(self, block_ids: Sequence[int], layers: range, data: memoryview) -> None:
+        """One step of Python for all blocks, and other threads run while the bytes are copied."""
+        pieces = np.frombuffer(data, np.uint8).reshape(len(block_ids), len(layers), -1)
+        self._cells[list(block_ids), layers.start : layers.stop] = pieces
 
 
-class BufferBlocks:
+class BufferBlocks(HostBlocks):
     """A store in plain memory: for tests, and for measuring a transport without an engine."""
 
-    def __init__(self, num_blocks: int, block_bytes: int) -> None:
-        self.block_bytes = block_bytes
-        self.array = np.zeros((num_blocks, block_bytes), dtype=np.uint8)
-
-    def read(self, block_id: int) -> memoryview:
-        return memoryview(self.array[block_id])
-
-    def write(self, block_id: int, data: memoryview) -> None:
-        self.array[block_id] = np.frombuffer(data, dtype=np.uint8)
+    def __init__(self, num_blocks: int, layout: KVLayout) -> None:
+        super().__init__(layout, np.zeros((num_blocks, layout.block_bytes), dtype=np.uint8))
 
 
-def written_part(layout: KVLayout, block: memoryview, num_tokens: int) -> memoryview:
-    """A copy of a block with everything behind its first `num_tokens` tokens zeroed.
+class DeviceBlocks:
+    """A GPU's blocks pass through host memory, on the stream that the engine computes on, so a copy sees
+    what was computed before it."""
 
-    What a pool holds behind the written tokens is somebody's older KV, or garbage: it is not shipped.
-    A block is [num_layers, 2, num_kv_heads, block_size, head_dim].
+    def __init__(self, pool: KVPool) -> None:
+        self.layout = pool.layout
+        self._pool = pool
+
+    def read(self, block_ids: Sequence[int], layers: range) -> list[memoryview]:
+        cells = self._pool.tensor[list(block_ids), layers.start : layers.stop]
+        flat = cells.cpu().view(torch.uint8).view(len(block_ids), -1).numpy()
+        return [memoryview(piece) for piece in flat]
+
+    def write(self, block_ids: Sequence[int], layers: range, data: memoryview) -> None:
+        pool = self._pool.tensor
+        shape = (len(block_ids), len(layers), *pool.shape[2:])
+        cells = torch.frombuffer(bytearray(data), dtype=pool.dtype).view(shape)
+        pool[list(block_ids), layers.start : layers.stop] = cells.to(pool.device)
+
+
+def pool_blocks(pool: KVPool) -> BlockStore:
+    if pool.tensor.device.type == "cpu":
+        return HostBlocks(pool.layout, pool.host_bytes())
+    return DeviceBlocks(pool)
+
+
+class Cells:
+    """Some layers of some blocks, all final and held: what one frame ships, where it lies.
+
+    `num_tail_tokens`: of the last block only so many tokens are written. What a pool holds behind them is
+    somebody's older KV, or garbage, and is not shipped: zeros are.
     """
-    planes = layout.num_layers * 2 * layout.num_kv_heads
-    copy = np.frombuffer(block, dtype=np.uint8).copy()
-    copy.reshape(planes, layout.block_size, -1)[:, num_tokens:] = 0
+
+    def __init__(
+        self, store: BlockStore, block_ids: Sequence[int], layers: range, num_tail_tokens: int | None = None
+    ) -> None:
+        self.store = store
+        self.block_ids = block_ids
+        self.layers = layers
+        self.num_tail_tokens = num_tail_tokens
+
+    @property
+    def num_bytes(self) -> int:
+        return len(self.block_ids) * len(self.layers) * self.store.layout.layer_bytes
+
+    @cached_property
+    def pieces(self) -> list[memoryview]:
+        """One for each block, in order, in host memory."""
+        pieces = self.store.read(self.block_ids, self.layers)
+        if self.num_tail_tokens is not None:
+            pieces[-1] = _written_part(self.store.layout, pieces[-1], self.num_tail_tokens)
+        return pieces
+
+
+def _written_part(layout: KVLayout, piece: memoryview, num_tokens: int) -> memoryview:
+    """A copy of [layers, 2, num_kv_heads, block_size, head_dim] with zeros behind the first tokens."""
+    copy = np.frombuffer(piece, dtype=np.uint8).copy()
+    token_bytes = layout.layer_bytes // (2 * layout.num_kv_heads * layout.block_size)
+    copy.reshape(-1, layout.block_size, token_bytes)[:, num_tokens:] = 0
     return memoryview(copy)

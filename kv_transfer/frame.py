@@ -1,44 +1,30 @@
 """What travels on a Push stream: `u32 header length (little endian) | msgpack header | raw payload`.
 
-P → D   Open     seq 0; names D's process and the layout; D's ack allows P to write
-        Blocks   seq 1..n; whole blocks [first_block, first_block + num_blocks) of the sequence as payload
+P → D   Open     seq 0; names D's process, the layout and how much is to be checked; D's ack allows P to write
+        Blocks   seq 1..n; layers [first_layer, first_layer + num_layers) of the sequence's blocks
+                 [first_block, first_block + num_blocks) as payload, block after block; without a payload
+                 where P's process has written them into D's memory by itself
         Commit   seq n+1; the first token and the digest over the checksums of all Blocks frames
         Renew    no seq of its own (repeats the last one sent): P is alive, its prompt still waits
         Abort    P will not commit; not answered
         Closed   no thread of P will touch the reservation's blocks again; not answered
-D → P   Ack      the frame with this seq is applied
+D → P   Ack      the frame with this seq is applied; the ack of an Open tells a remote writer where to write
         Refused  it is not, and the transfer is over; code is a google.rpc.Code
 
-A header is a msgpack array [kind, transfer_id, epoch, fields...]: nothing in it can name code, and there
-is no pickle. `decode` raises FrameError on anything else than a well-formed frame.
+How these become bytes: `codec.py`.
 """
 
 from __future__ import annotations
 
-import math
-from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import ClassVar
 
-import msgpack
-import xxhash
-
 from engine.request import NewToken
-from engine.sampling import PositionLogprobs, TokenLogprob
 from kv_transfer.layout import KVLayout
+from kv_transfer.verify import Verify
 
-MAX_HEADER_BYTES = 64 * 1024
-# A frame carries whole blocks: as many as fit in this, or one that is larger.
+# What payloads are cut to, unless a single piece of a block is larger.
 MAX_FRAME_BYTES = 4 * 1024 * 1024
-PREFIX_BYTES = 4
-_MAX_TEXT = 4096
-_MAX_LOGPROBS = 256
-
-Buffer = bytes | bytearray | memoryview
-
-
-class FrameError(ValueError):
-    """These bytes are no frame. The stream that carried them cannot be trusted any further."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,6 +40,8 @@ class TransferKey:
 
 @dataclass(frozen=True, slots=True)
 class Open:
+    """`is_remote_writer`: P's process will write D's memory by itself."""
+
     kind: ClassVar[int] = 1
     key: TransferKey
     instance_id: str
@@ -61,6 +49,8 @@ class Open:
     layout: KVLayout
     num_blocks: int
     num_cached_blocks: int
+    verify: Verify
+    is_remote_writer: bool = False
 
     @property
     def seq(self) -> int:
@@ -69,12 +59,24 @@ class Open:
 
 @dataclass(frozen=True, slots=True)
 class Blocks:
+    """`checksum` is 0 where nothing is verified."""
+
     kind: ClassVar[int] = 2
     key: TransferKey
     seq: int
     first_block: int
     num_blocks: int
+    first_layer: int
+    num_layers: int
     checksum: int
+
+    @property
+    def blocks(self) -> range:
+        return range(self.first_block, self.first_block + self.num_blocks)
+
+    @property
+    def layers(self) -> range:
+        return range(self.first_layer, self.first_layer + self.num_layers)
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,6 +87,8 @@ class Commit:
     num_blocks: int
     digest: int
     first: NewToken
+    # When `first` was drawn, by the clock of P's node.
+    sampled_at_unix_ns: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,9 +113,12 @@ class Closed:
 
 @dataclass(frozen=True, slots=True)
 class Ack:
+    """`block_ids`: the blocks of D's pool that are not cached; only for a remote writer's Open."""
+
     kind: ClassVar[int] = 7
     key: TransferKey
     seq: int
+    block_ids: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -125,179 +132,3 @@ class Refused:
 
 
 Header = Open | Blocks | Commit | Renew | Abort | Closed | Ack | Refused
-
-
-class Digest:
-    """A hash over the frames' checksums, in order: no second pass over the bytes."""
-
-    def __init__(self) -> None:
-        self._hash = xxhash.xxh3_64()
-
-    def add(self, frame_checksum: int) -> None:
-        self._hash.update(frame_checksum.to_bytes(8, "little"))
-
-    def value(self) -> int:
-        return int(self._hash.intdigest())
-
-
-def max_message_bytes(block_bytes: int) -> int:
-    """What both ends of a wire must let pass."""
-    return max(MAX_FRAME_BYTES, block_bytes) + MAX_HEADER_BYTES + PREFIX_BYTES
-
-
-def checksum(payload: Iterable[Buffer]) -> int:
-    """xxh3 (64 bits) over the pieces as if they were one."""
-    hasher = xxhash.xxh3_64()
-    for piece in payload:
-        hasher.update(piece)
-    return int(hasher.intdigest())
-
-
-def encode(header: Header, payload: Sequence[Buffer] = ()) -> bytes:
-    packed: bytes = msgpack.packb([header.kind, header.key.transfer_id, header.key.epoch, *_pack(header)])
-    if len(packed) > MAX_HEADER_BYTES:
-        raise FrameError(f"a header of {len(packed)} bytes; {MAX_HEADER_BYTES} are allowed")
-    return b"".join((len(packed).to_bytes(PREFIX_BYTES, "little"), packed, *payload))
-
-
-def decode(raw: bytes) -> tuple[Header, memoryview]:
-    """The header and the payload (a view into `raw`). Raises FrameError."""
-    view = memoryview(raw)
-    length = int.from_bytes(view[:PREFIX_BYTES], "little")
-    end = PREFIX_BYTES + length
-    if len(view) < PREFIX_BYTES or not 0 < length <= MAX_HEADER_BYTES or end > len(view):
-        raise FrameError(f"a header of {length} bytes in a frame of {len(view)}")
-    header = _parse(view[PREFIX_BYTES:end])
-    payload = view[end:]
-    if len(payload) > 0 and not isinstance(header, Blocks):
-        raise FrameError(f"{len(payload)} bytes of payload behind {type(header).__name__}")
-    return header, payload
-
-
-def _pack(header: Header) -> list[object]:
-    if isinstance(header, Open):
-        shape = header.layout
-        layout = [shape.num_layers, shape.num_kv_heads, shape.head_dim, shape.block_size, shape.dtype]
-        return [
-            header.instance_id,
-            header.transport,
-            [*layout, shape.model_fingerprint],
-            header.num_blocks,
-            header.num_cached_blocks,
-        ]
-    if isinstance(header, Blocks):
-        return [header.seq, header.first_block, header.num_blocks, header.checksum]
-    if isinstance(header, Commit):
-        return [header.seq, header.num_blocks, header.digest, _pack_token(header.first)]
-    if isinstance(header, Renew | Ack):
-        return [header.seq]
-    if isinstance(header, Abort):
-        return [header.reason[:_MAX_TEXT]]
-    if isinstance(header, Refused):
-        return [header.seq, header.code, header.reason[:_MAX_TEXT], header.message[:_MAX_TEXT]]
-    return []
-
-
-def _pack_token(token: NewToken) -> list[object]:
-    if token.logprobs is None:
-        return [token.position, token.token_id, []]
-    pairs = (token.logprobs.chosen, *token.logprobs.top)
-    return [token.position, token.token_id, [[p.token_id, p.logprob] for p in pairs]]
-
-
-def _parse(packed: memoryview) -> Header:
-    try:
-        values = msgpack.unpackb(packed, raw=False, max_array_len=_MAX_LOGPROBS, max_map_len=0, max_ext_len=0)
-    except (ValueError, TypeError) as error:  # msgpack's own errors are ValueErrors
-        raise FrameError(f"not a msgpack header: {error}") from error
-    fields = _Fields(values)
-    kind = fields.uint(8)
-    header = _parse_kind(kind, TransferKey(fields.text(), fields.uint(32)), fields)
-    fields.end()
-    return header
-
-
-def _parse_kind(kind: int, key: TransferKey, fields: _Fields) -> Header:
-    if kind == Blocks.kind:
-        return Blocks(key, fields.uint(32), fields.uint(32), fields.uint(32), fields.uint(64))
-    if kind == Ack.kind:
-        return Ack(key, fields.uint(32))
-    if kind == Open.kind:
-        instance_id, transport, layout = fields.text(), fields.text(), _parse_layout(fields.items())
-        return Open(key, instance_id, transport, layout, fields.uint(32), fields.uint(32))
-    if kind == Commit.kind:
-        seq, num_blocks, digest = fields.uint(32), fields.uint(32), fields.uint(64)
-        return Commit(key, seq, num_blocks, digest, _parse_token(fields.items()))
-    if kind == Renew.kind:
-        return Renew(key, fields.uint(32))
-    if kind == Abort.kind:
-        return Abort(key, fields.text())
-    if kind == Closed.kind:
-        return Closed(key)
-    if kind == Refused.kind:
-        return Refused(key, fields.uint(32), fields.uint(8), fields.text(), fields.text())
-    raise FrameError(f"unknown kind {kind}")
-
-
-def _parse_layout(fields: _Fields) -> KVLayout:
-    num_layers, num_kv_heads, head_dim, block_size = (fields.uint(32) for _ in range(4))
-    layout = KVLayout(num_layers, num_kv_heads, head_dim, block_size, fields.text(), fields.text())
-    fields.end()
-    return layout
-
-
-def _parse_token(fields: _Fields) -> NewToken:
-    position, token_id, pairs = fields.uint(32), fields.uint(32), fields.items()
-    fields.end()
-    logprobs = [_parse_logprob(pair) for pair in pairs.each()]
-    if not logprobs:
-        return NewToken(position, token_id, None)
-    return NewToken(position, token_id, PositionLogprobs(logprobs[0], tuple(logprobs[1:])))
-
-
-def _parse_logprob(fields: _Fields) -> TokenLogprob:
-    pair = TokenLogprob(fields.uint(32), fields.real())
-    fields.end()
-    return pair
-
-
-class _Fields:
-    """Takes typed values off an array, one after the other."""
-
-    def __init__(self, values: object) -> None:
-        if not isinstance(values, list):
-            raise FrameError(f"an array was due, not {type(values).__name__}")
-        self._values: list[object] = values[::-1]
-
-    def _next(self) -> object:
-        if not self._values:
-            raise FrameError("the header ends early")
-        return self._values.pop()
-
-    def uint(self, bits: int) -> int:
-        value = self._next()
-        if not isinstance(value, int) or isinstance(value, bool) or not 0 <= value < 1 << bits:
-            raise FrameError(f"an unsigned number of {bits} bits was due")
-        return value
-
-    def real(self) -> float:
-        value = self._next()
-        if not isinstance(value, float) or math.isnan(value):
-            raise FrameError("a number was due")
-        return value
-
-    def text(self) -> str:
-        value = self._next()
-        if not isinstance(value, str) or len(value) > _MAX_TEXT:
-            raise FrameError(f"a text of at most {_MAX_TEXT} characters was due")
-        return value
-
-    def items(self) -> _Fields:
-        return _Fields(self._next())
-
-    def each(self) -> list[_Fields]:
-        return [self.items() for _ in range(len(self._values))]
-
-    def end(self) -> None:
-        if self._values:
-            raise FrameError(f"{len(self._values)} fields too many")

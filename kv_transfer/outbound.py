@@ -9,12 +9,14 @@ from collections.abc import Callable
 from dataclasses import replace
 
 from engine.request import NewToken
-from kv_transfer.blocks import BlockStore, written_part
-from kv_transfer.frame import Ack, Blocks, FrameError, Refused, checksum, decode
+from kv_transfer.blocks import BlockStore, Cells
+from kv_transfer.codec import FrameError, decode
+from kv_transfer.frame import Ack, Blocks, Refused
 from kv_transfer.layout import KVLayout
 from kv_transfer.send_queue import Due, SenderConfig, SendQueue
 from kv_transfer.transfer import PushTarget, Transfer
 from kv_transfer.transport.base import Connection, Transport
+from kv_transfer.verify import Verify, checksum
 from pdserve.v1.errors import FailedPrecondition, PdserveError, Unavailable
 
 log = logging.getLogger(__name__)
@@ -57,7 +59,7 @@ class Outbound:
             return len(self._queue) + (self._being_read is not None and self._being_read.is_ended)
 
     def open(self, target: PushTarget) -> Transfer:
-        transfer = Transfer(target, self)
+        transfer = Transfer(target, self._layout.num_layers, self)
         with self._wake:
             error = self._error
             if error is None:
@@ -85,26 +87,42 @@ class Outbound:
 
     def offer(self, transfer: Transfer, block_ids: tuple[int, ...], num_ready_blocks: int) -> None:
         with self._wake:
-            if not transfer.is_ended and num_ready_blocks > transfer.num_ready_blocks:
+            if not transfer.is_ended and transfer.progress.offer_blocks(num_ready_blocks):
                 transfer.block_ids = block_ids
-                transfer.num_ready_blocks = min(num_ready_blocks, transfer.target.num_blocks)
+                self._wake.notify_all()
+
+    def offer_layers(
+        self, transfer: Transfer, block_ids: tuple[int, ...], num_tokens: int, num_layers: int
+    ) -> None:
+        if not self._is_reserved(transfer, block_ids, num_tokens):
+            return  # its commit will say so
+        with self._wake:
+            if not transfer.is_ended and transfer.progress.offer_layers(num_layers):
+                transfer.block_ids = block_ids
+                transfer.num_tokens = num_tokens
                 self._wake.notify_all()
 
     def commit(
         self, transfer: Transfer, block_ids: tuple[int, ...], num_tokens: int, first: NewToken
     ) -> None:
-        expected = transfer.target.num_blocks
-        if len(block_ids) < expected or self._layout.num_blocks_for(num_tokens) != expected:
-            message = f"{transfer.key}: {expected} blocks are reserved for {num_tokens} tokens"
+        num_blocks = transfer.target.num_blocks
+        if not self._is_reserved(transfer, block_ids, num_tokens):
+            message = f"{transfer.key}: {num_blocks} blocks are reserved for {num_tokens} tokens"
             self.withdraw(transfer, FailedPrecondition(message, reason="WRONG_BLOCKS"))
             return
         with self._wake:
             if not transfer.is_ended:
                 transfer.block_ids = block_ids
-                transfer.num_ready_blocks = expected
+                transfer.progress.offer_blocks(num_blocks)
                 transfer.num_tokens = num_tokens
                 transfer.first = first
+                transfer.sampled_at_unix_ns = time.time_ns()
+                transfer.hidden_bytes = transfer.bytes_acknowledged
                 self._wake.notify_all()
+
+    def _is_reserved(self, transfer: Transfer, block_ids: tuple[int, ...], num_tokens: int) -> bool:
+        num_blocks = transfer.target.num_blocks
+        return len(block_ids) >= num_blocks and self._layout.num_blocks_for(num_tokens) == num_blocks
 
     def withdraw(self, transfer: Transfer, error: PdserveError | None) -> None:
         with self._wake:
@@ -145,6 +163,7 @@ class Outbound:
     def _run(self) -> None:
         try:
             self._connection = connection = self._transport.connect(self.address, self)
+            self._queue.connected(connection.is_remote_writer)
             while (due := self._next()) is not None:
                 self._send(connection, due)
         except PdserveError as error:
@@ -170,27 +189,27 @@ class Outbound:
         """Without the lock: a Blocks frame gets its bytes and its checksum on the way."""
         header, transfer = due.header, due.transfer
         if not isinstance(header, Blocks) or transfer is None:
-            connection.send(header, ())
+            connection.send(header)
             return
-        payload = self._read(transfer, header.first_block, header.first_block + header.num_blocks)
-        sealed = replace(header, checksum=checksum(payload))
-        transfer.digest.add(sealed.checksum)
-        connection.send(sealed, payload)
-        num_bytes = header.num_blocks * self._blocks.block_bytes
+        cells = self._cells(transfer, header)
+        if self._queue.verify > Verify.OFF:
+            header = replace(header, checksum=checksum(cells.pieces))
+            transfer.digest.add(header.checksum)
+        first = header.first_block - transfer.target.num_cached_blocks
+        connection.send(header, cells, transfer.remote_block_ids[first : first + header.num_blocks])
         with self._wake:
-            self.bytes_sent += num_bytes
-            transfer.bytes_sent += num_bytes
+            self.bytes_sent += cells.num_bytes
+            transfer.bytes_sent += cells.num_bytes
             self._being_read = None
             is_over = transfer.is_ended
         if is_over:
             transfer.resolve()
 
-    def _read(self, transfer: Transfer, first: int, end: int) -> list[memoryview]:
-        payload = [self._blocks.read(block_id) for block_id in transfer.block_ids[first:end]]
-        num_blocks, size = transfer.target.num_blocks, self._layout.block_size
-        if transfer.num_tokens is not None and end == num_blocks and transfer.num_tokens % size:
-            payload[-1] = written_part(self._layout, payload[-1], transfer.num_tokens % size)
-        return payload
+    def _cells(self, transfer: Transfer, frame: Blocks) -> Cells:
+        block_ids = transfer.block_ids[frame.blocks.start : frame.blocks.stop]
+        num_tail_tokens = (transfer.num_tokens or 0) % self._layout.block_size
+        has_tail = num_tail_tokens > 0 and frame.blocks.stop == transfer.target.num_blocks
+        return Cells(self._blocks, block_ids, frame.layers, num_tail_tokens if has_tail else None)
 
     def _finish(self) -> None:
         if self._connection is not None:

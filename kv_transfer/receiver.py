@@ -6,36 +6,39 @@ It knows frames, reservations and bytes; not what carried a frame here, and not 
 from __future__ import annotations
 
 import logging
-from collections.abc import Collection
+from collections.abc import Collection, Iterable
 
 from kv_transfer.blocks import BlockStore
+from kv_transfer.codec import FrameError, decode, encode
 from kv_transfer.frame import (
     Abort,
     Ack,
     Blocks,
     Closed,
     Commit,
-    FrameError,
     Header,
     Open,
     Refused,
     Renew,
     TransferKey,
-    checksum,
-    decode,
-    encode,
 )
 from kv_transfer.layout import KVLayout, require_equal
 from kv_transfer.reservation import Reservation
 from kv_transfer.reservation_table import ReservationTable
 from kv_transfer.transport.base import InboundStream
+from kv_transfer.verify import Buffer, Verify, checksum, default_verify
 from pdserve.v1.errors import DataLoss, FailedPrecondition, PdserveError, Unavailable
 
 log = logging.getLogger(__name__)
 
 
 class Receiver:
-    """Thread-safe: each stream calls `accept` from a thread of its own, one frame after the other."""
+    """Thread-safe: each stream calls `accept` from a thread of its own, one frame after the other.
+
+    `transports` are the names of those that it takes KV from, `remote_writers` of those whose senders write
+    `blocks` by themselves. `verify`: what a hand-over must be checked by at least; None for what is
+    usual on its transport.
+    """
 
     def __init__(
         self,
@@ -44,33 +47,38 @@ class Receiver:
         blocks: BlockStore,
         table: ReservationTable,
         transports: Collection[str] = ("grpc", "memory"),
+        remote_writers: Collection[str] = (),
+        verify: Verify | None = None,
     ) -> None:
         self._instance_id = instance_id
         self._layout = layout
         self._blocks = blocks
         self._table = table
-        self._transports = frozenset(transports)
+        self._transports = frozenset(transports) - frozenset(remote_writers)
+        self._remote_writers = frozenset(remote_writers)
+        self._verify = verify
 
     def connect(self, peer: str) -> InboundStream:
         return InboundStream(peer)
 
-    def accept(self, stream: InboundStream, raw: bytes) -> bytes | None:
+    def accept(self, stream: InboundStream, raw: bytes, apart: memoryview | None = None) -> bytes | None:
         """Applies one frame; the answer to send, or None where the frame takes none.
 
         Raises FrameError for bytes that are no frame of a prefill worker: the stream must be ended.
         """
         header, payload = decode(raw)
+        payload = payload if apart is None else apart
         if isinstance(header, Abort | Closed):
             self._farewell(stream, header)
             return None
         if isinstance(header, Ack | Refused):
             raise FrameError(f"{type(header).__name__} came from the wrong side")
         try:
-            self._apply(stream, header, payload)
+            answer = self._apply(stream, header, payload)
         except PdserveError as error:
             log.warning("refused transfer_id=%s from=%s: %s", header.key, stream.peer, error.message)
             return encode(_refusal(header.key, header.seq, error))
-        return encode(Ack(header.key, header.seq))
+        return encode(answer)
 
     def disconnect(self, stream: InboundStream) -> None:
         """The stream has ended, and its thread has left `accept`."""
@@ -79,10 +87,9 @@ class Receiver:
 
     def _apply(
         self, stream: InboundStream, header: Open | Blocks | Commit | Renew, payload: memoryview
-    ) -> None:
+    ) -> Ack:
         if isinstance(header, Open):
-            self._open(stream, header)
-            return
+            return self._open(stream, header)
         reservation = self._table.owned(header.key, stream)
         if isinstance(header, Renew):
             self._table.renew(header.key, stream)
@@ -92,29 +99,37 @@ class Receiver:
             except PdserveError as error:
                 self._table.fail(reservation, error)
                 raise
+        return Ack(header.key, header.seq)
 
-    def _open(self, stream: InboundStream, header: Open) -> None:
+    def _open(self, stream: InboundStream, header: Open) -> Ack:
         if header.instance_id != self._instance_id:
             raise FailedPrecondition(f"{header.key} is for another process", reason="WRONG_INSTANCE")
         require_equal(self._layout, header.layout)
-        if header.transport not in self._transports:
+        if header.transport not in (self._remote_writers if header.is_remote_writer else self._transports):
             raise FailedPrecondition(f"no transport {header.transport!r} here", reason="WRONG_TRANSPORT")
-        self._table.open(header.key, stream, (header.num_blocks, header.num_cached_blocks))
+        demanded = default_verify(header.is_remote_writer) if self._verify is None else self._verify
+        if header.verify < demanded:
+            checks = f"verify is {header.verify.name.lower()} there, {demanded.name.lower()} here"
+            raise FailedPrecondition(f"{header.key}: {checks}", reason="WEAK_VERIFY")
+        reservation = self._table.open(header, stream)
+        return Ack(header.key, 0, reservation.blocks_to_write if header.is_remote_writer else ())
 
     def _take(self, reservation: Reservation, header: Blocks | Commit, payload: memoryview) -> None:
         if isinstance(header, Commit):
             self._table.commit(reservation, header)
             return
-        size = self._blocks.block_bytes
-        if header.num_blocks == 0 or len(payload) != header.num_blocks * size:
-            raise DataLoss(
-                f"{header.key}: {len(payload)} bytes for {header.num_blocks} blocks", reason="KV_SIZE"
-            )
-        if checksum((payload,)) != header.checksum:
-            raise DataLoss(f"{header.key}: frame {header.seq} arrived damaged", reason="KV_CHECKSUM")
+        num_bytes = header.num_blocks * header.num_layers * self._layout.layer_bytes
+        if len(payload) != (0 if reservation.is_remote else num_bytes):
+            raise DataLoss(f"{header.key}: {len(payload)} bytes came, not {num_bytes}", reason="KV_SIZE")
+        if reservation.verify > Verify.OFF and not reservation.is_remote:
+            _compare(header, (payload,), "arrived damaged")
         with self._table.writing(reservation, header) as block_ids:
-            for index, block_id in enumerate(block_ids):
-                self._blocks.write(block_id, payload[index * size : (index + 1) * size])
+            if not reservation.is_remote:
+                self._blocks.write(block_ids, header.layers, payload)
+            if reservation.verify > (Verify.OFF if reservation.is_remote else Verify.CHECKSUM):
+                _compare(
+                    header, self._blocks.read(block_ids, header.layers), "is not what lies in the blocks"
+                )
 
     def _farewell(self, stream: InboundStream, header: Abort | Closed) -> None:
         if isinstance(header, Abort):
@@ -122,6 +137,11 @@ class Receiver:
             self._table.abort(header.key, stream)
         else:
             self._table.closed(header.key, stream)
+
+
+def _compare(header: Blocks, pieces: Iterable[Buffer], otherwise: str) -> None:
+    if checksum(pieces) != header.checksum:
+        raise DataLoss(f"{header.key}: frame {header.seq} {otherwise}", reason="KV_CHECKSUM")
 
 
 def _refusal(key: TransferKey, seq: int, error: PdserveError) -> Header:

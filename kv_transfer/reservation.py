@@ -9,8 +9,8 @@
 
 A reservation is single-use. Its blocks go back only from QUARANTINED to FREED, with a proof that nobody
 writes them any more. Where a thread of ours does the writing (grpc, memory), the proof is that the thread
-has left `writing`. Where P's process writes by itself, only its Closed or its proven death is one; a
-broken stream is none.
+has left `writing`. Where P's process writes by itself, its Commit is one (nothing is written behind it), its
+Closed, and its proven death; a broken stream is none.
 
 The lease is a duration. It runs anew from each frame that was accepted, and stops counting at READY: from
 there on the router's Subscribe keeps the sequence.
@@ -23,7 +23,9 @@ from enum import Enum, auto
 from engine.errors import IntegrityError
 from engine.request import NewToken
 from engine.reservations import BlockReservation
-from kv_transfer.frame import Digest, TransferKey
+from kv_transfer.coverage import Coverage
+from kv_transfer.frame import TransferKey
+from kv_transfer.verify import Digest, Verify
 
 
 class ReservationState(Enum):
@@ -55,7 +57,9 @@ CAN_STILL_END = frozenset({_S.RESERVED, _S.RECEIVING, _S.READY})
 class Reservation:
     """One reservation. Only its table touches it, under the table's lock."""
 
-    def __init__(self, key: TransferKey, blocks: BlockReservation, lease_s: float, now: float) -> None:
+    def __init__(
+        self, key: TransferKey, blocks: BlockReservation, num_layers: int, lease_s: float, now: float
+    ) -> None:
         self.key = key
         self.blocks = blocks
         self.state = ReservationState.RESERVED
@@ -64,12 +68,15 @@ class Reservation:
         # The stream whose Open was accepted; no other may send for this key.
         self.stream: object | None = None
         self.next_seq = 0
-        self.next_block = blocks.num_cached_blocks
+        self.coverage = Coverage(len(blocks.block_ids), num_layers, blocks.num_cached_blocks)
         self.digest = Digest()
         self.first: NewToken | None = None
         # Threads of ours inside `writing`.
         self.num_writers = 0
-        # P's process writes by itself and has not said Closed.
+        # What its Open said.
+        self.verify = Verify.OFF
+        self.is_remote = False
+        # P's process writes by itself, and has said neither Commit nor Closed.
         self.has_remote_writer = False
 
     def move(self, to: ReservationState) -> None:
@@ -80,6 +87,10 @@ class Reservation:
     @property
     def num_blocks(self) -> int:
         return len(self.blocks.block_ids)
+
+    @property
+    def blocks_to_write(self) -> tuple[int, ...]:
+        return self.blocks.block_ids[self.blocks.num_cached_blocks :]
 
     @property
     def is_written_by_nobody(self) -> bool:

@@ -11,8 +11,10 @@ from typing import Protocol
 
 from engine.errors import IntegrityError
 from engine.reservations import BlockReservation
-from kv_transfer.frame import Blocks, Commit, TransferKey
+from kv_transfer.frame import Blocks, Commit, Open, TransferKey
+from kv_transfer.layout import KVLayout
 from kv_transfer.reservation import CAN_STILL_END, HOLDS_A_LEASE, Reservation, ReservationState
+from kv_transfer.verify import Verify
 from pdserve.v1.errors import Aborted, DataLoss, FailedPrecondition, NotFound, PdserveError, Unavailable
 
 # Transfers whose end is remembered, so that a late message about one is refused for what it is.
@@ -38,10 +40,10 @@ class ReservationTable:
     """Thread-safe. Keyed by (transfer_id, epoch); of one transfer_id only the newest epoch lives."""
 
     def __init__(
-        self, events: ReservationEvents, block_bytes: int, clock: Callable[[], float] = time.monotonic
+        self, events: ReservationEvents, layout: KVLayout, clock: Callable[[], float] = time.monotonic
     ) -> None:
         self._events = events
-        self._block_bytes = block_bytes
+        self._layout = layout
         self._clock = clock
         self._lock = threading.Lock()
         self._living: dict[TransferKey, Reservation] = {}
@@ -64,7 +66,7 @@ class ReservationTable:
             self._require_unused(key)
             for older in [r for k, r in self._living.items() if k.transfer_id == key.transfer_id]:
                 self._end(older, ReservationState.ABORTED)
-            reservation = Reservation(key, blocks, lease_s, self._clock())
+            reservation = Reservation(key, blocks, self._layout.num_layers, lease_s, self._clock())
             self._living[key] = reservation
             self._remember(key)
             return reservation
@@ -106,23 +108,25 @@ class ReservationTable:
 
     # -- the prefill worker's side: `stream` is the Push call that speaks -----------------------------
 
-    def open(
-        self, key: TransferKey, stream: object, expected: tuple[int, int], is_remote_writer: bool = False
-    ) -> None:
-        """`expected`: how many blocks P takes the sequence to have, and how many of them D to have cached."""
+    def open(self, frame: Open, stream: object) -> Reservation:
+        """From here on only `stream` may send for it. The same Open again changes nothing."""
+        key = frame.key
         with self._lock:
             reservation = self._find(key)
-            if expected != (reservation.num_blocks, reservation.blocks.num_cached_blocks):
+            expected = (reservation.num_blocks, reservation.blocks.num_cached_blocks)
+            if (frame.num_blocks, frame.num_cached_blocks) != expected:
                 raise FailedPrecondition(f"{key}: other blocks are reserved here", reason="WRONG_BLOCKS")
             if reservation.stream is stream:
-                return  # the Open came twice
+                return reservation
             if reservation.stream is not None:
                 raise FailedPrecondition(f"{key} is open on another stream", reason="FOREIGN_STREAM")
             reservation.move(ReservationState.RECEIVING)
             reservation.stream = stream
-            reservation.has_remote_writer = is_remote_writer
+            reservation.verify = frame.verify
+            reservation.is_remote = reservation.has_remote_writer = frame.is_remote_writer
             reservation.next_seq = 1
             reservation.renew(self._clock())
+            return reservation
 
     def owned(self, key: TransferKey, stream: object) -> Reservation:
         """The reservation, if this stream opened it. A refusal here does the reservation no harm."""
@@ -136,7 +140,7 @@ class ReservationTable:
     @contextmanager
     def writing(self, reservation: Reservation, frame: Blocks) -> Iterator[tuple[int, ...]]:
         """The block ids to write. Until the caller leaves, the blocks cannot be anybody else's; what was
-        written counts only if the reservation still lives then."""
+        written counts only if the caller leaves without an error, and the reservation still lives then."""
         with self._lock:
             block_ids = self._admit(reservation, frame)
             reservation.num_writers += 1
@@ -149,26 +153,29 @@ class ReservationTable:
         with self._lock:
             if reservation.state is not ReservationState.RECEIVING:
                 raise Aborted(f"{reservation.key} ended while its blocks arrived", reason="TRANSFER_ENDED")
-            self.bytes_received += frame.num_blocks * self._block_bytes
+            self.bytes_received += frame.num_blocks * frame.num_layers * self._layout.layer_bytes
             reservation.next_seq += 1
-            reservation.next_block += frame.num_blocks
+            reservation.coverage.add(frame)
             reservation.digest.add(frame.checksum)
             reservation.renew(self._clock())
 
     def commit(self, reservation: Reservation, frame: Commit) -> None:
-        """RECEIVING → READY, if every block is there and the digest is that of what was accepted."""
+        """RECEIVING → READY, if every cell is there and the digest is that of what was accepted."""
         with self._lock:
             if reservation.state is not ReservationState.RECEIVING:
                 raise Aborted(f"{reservation.key} ended before its commit", reason="TRANSFER_ENDED")
             self._require_next(reservation, frame.seq)
-            if not reservation.next_block == reservation.num_blocks == frame.num_blocks:
-                have = f"{reservation.next_block} of {reservation.num_blocks} blocks are here"
+            missing = reservation.coverage.num_missing
+            if missing or reservation.num_blocks != frame.num_blocks:
+                have = f"of {reservation.num_blocks} blocks {missing} layers are missing"
                 raise DataLoss(f"{reservation.key}: commit of {frame.num_blocks}, {have}", reason="MISSING")
-            if frame.digest != reservation.digest.value():
+            is_checked = reservation.verify > Verify.OFF
+            if is_checked and frame.digest != reservation.digest.value():
                 raise DataLoss(f"{reservation.key}: the digest of the KV is wrong", reason="KV_DIGEST")
             reservation.move(ReservationState.READY)
             reservation.next_seq += 1
             reservation.first = frame.first
+            reservation.has_remote_writer = False
             self._events.on_ready(reservation)
 
     def fail(self, reservation: Reservation, error: PdserveError) -> None:
@@ -249,12 +256,10 @@ class ReservationTable:
         if reservation.state is not ReservationState.RECEIVING:
             raise Aborted(f"{reservation.key} takes no more blocks", reason="TRANSFER_ENDED")
         self._require_next(reservation, frame.seq)
-        end = frame.first_block + frame.num_blocks
-        if frame.first_block != reservation.next_block or end > reservation.num_blocks:
-            span = f"blocks {frame.first_block}..{end}"
-            due = f"{reservation.next_block}..{reservation.num_blocks}"
-            raise FailedPrecondition(f"{reservation.key}: {span} came, {due} are due", reason="WRONG_BLOCKS")
-        return reservation.blocks.block_ids[frame.first_block : end]
+        if not reservation.coverage.is_due(frame):
+            span = f"{frame.layers} of {frame.blocks}"
+            raise FailedPrecondition(f"{reservation.key}: layers {span} are not due", reason="WRONG_BLOCKS")
+        return reservation.blocks.block_ids[frame.blocks.start : frame.blocks.stop]
 
     def _require_next(self, reservation: Reservation, seq: int) -> None:
         if seq != reservation.next_seq:

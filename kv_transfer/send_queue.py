@@ -7,6 +7,7 @@ from collections import OrderedDict, deque
 from dataclasses import dataclass
 
 from engine.errors import IntegrityError
+from engine.request import NewToken
 from kv_transfer.frame import (
     MAX_FRAME_BYTES,
     Abort,
@@ -20,17 +21,21 @@ from kv_transfer.frame import (
     TransferKey,
 )
 from kv_transfer.layout import KVLayout
+from kv_transfer.progress import Progress, Span
 from kv_transfer.transfer import Transfer, TransferState
+from kv_transfer.verify import Verify, default_verify
 from kv_transfer.window import Window
-from pdserve.v1.errors import FailedPrecondition, PdserveError, from_code
+from pdserve.v1.errors import FailedPrecondition, Internal, PdserveError, from_code
 
 
 @dataclass(frozen=True, slots=True)
 class SenderConfig:
-    # Payload of a frame: whole blocks, at least one, and at most MAX_FRAME_BYTES.
+    # Payload of a frame: pieces of blocks, at least one, and at most MAX_FRAME_BYTES.
     frame_bytes: int = 2 * 1024 * 1024
     # What may be on its way unanswered.
     window_bytes: int = 16 * 1024 * 1024
+    # How much of it D is to check; None for what is usual on the transport.
+    verify: Verify | None = None
     # A peer that answers nothing for so long is lost.
     ack_timeout_s: float = 10.0
 
@@ -40,7 +45,7 @@ class Due:
     """A frame to send now. `transfer`: whose blocks it ships or whose state it moves; None for a farewell."""
 
     header: Open | Blocks | Commit | Renew | Abort | Closed
-    transfer: Transfer | None
+    transfer: Transfer | None = None
 
 
 class SendQueue:
@@ -51,11 +56,22 @@ class SendQueue:
         self._config = config
         # Living transfers; the one that sent last is at the end.
         self._transfers: OrderedDict[TransferKey, Transfer] = OrderedDict()
-        self._farewells: deque[Open | Abort | Closed] = deque()
+        # A transfer: its Open, without which D would take no Abort from us.
+        self._farewells: deque[Transfer | Abort | Closed] = deque()
         self._window = Window(config.window_bytes)
+        self._is_remote_writer = False
 
     def __len__(self) -> int:
         return len(self._transfers)
+
+    def connected(self, is_remote_writer: bool) -> None:
+        """Before the first `next`."""
+        self._is_remote_writer = is_remote_writer
+
+    @property
+    def verify(self) -> Verify:
+        chosen = self._config.verify
+        return default_verify(self._is_remote_writer) if chosen is None else chosen
 
     def add(self, transfer: Transfer) -> None:
         if transfer.key in self._transfers:
@@ -65,7 +81,8 @@ class SendQueue:
     def next(self, now: float) -> Due | None:
         """The frame that is due, noted as sent: its answer may come before the sending call returns."""
         if self._farewells:
-            return Due(self._farewells.popleft(), None)
+            last = self._farewells.popleft()
+            return Due(self._open(last) if isinstance(last, Transfer) else last)
         for transfer in self._transfers.values():
             header = self._due(transfer, now)
             if header is not None:
@@ -87,8 +104,8 @@ class SendQueue:
 
     def withdraw(self, transfer: Transfer, error: PdserveError | None) -> None:
         """P takes a living transfer back: for `error`, or because its first token ended the sequence."""
-        if not transfer.is_open_sent:  # D knows P only from an Open, and takes an Abort from nobody else
-            self._farewells.append(self._open(transfer))
+        if not transfer.is_open_sent:
+            self._farewells.append(transfer)
             transfer.is_open_sent = True
         reason = "the first token ended the sequence" if error is None else error.message
         self._farewells.append(Abort(transfer.key, reason))
@@ -106,6 +123,15 @@ class SendQueue:
             return transfer
         if transfer.state is TransferState.OPEN:
             transfer.move(TransferState.SENDING)
+            transfer.remote_block_ids = header.block_ids
+            target = transfer.target
+            if (
+                self._is_remote_writer
+                and len(header.block_ids) != target.num_blocks - target.num_cached_blocks
+            ):
+                error = Internal(f"{transfer.key}: other blocks are reserved there", reason="WRONG_BLOCKS")
+                self._end(transfer, TransferState.FAILED, error)
+                return transfer
         elif transfer.state is TransferState.COMMITTED and header.seq == transfer.next_seq - 1:
             self._end(transfer, TransferState.ACKED, None)
             return transfer
@@ -123,15 +149,17 @@ class SendQueue:
             raise IntegrityError("a transfer has ended and is still listed")
 
     def _due(self, transfer: Transfer, now: float) -> Open | Blocks | Commit | Renew | None:
-        key, seq, num_total = transfer.key, transfer.next_seq, transfer.target.num_blocks
+        key, seq = transfer.key, transfer.next_seq
         if not transfer.is_open_sent:
             return self._open(transfer)
         if transfer.state is TransferState.SENDING:
-            num_blocks = self._num_blocks_to_send(transfer)
-            if num_blocks > 0:
-                return Blocks(key, seq, transfer.next_block, num_blocks, checksum=0)
-            if transfer.first is not None and transfer.next_block == num_total:
-                return Commit(key, seq, num_total, transfer.digest.value(), transfer.first)
+            span = self._span(transfer.progress)
+            if span is not None:
+                blocks, layers = span.blocks, span.layers
+                shape = (blocks.start, len(blocks), layers.start, len(layers))
+                return Blocks(key, seq, *shape, checksum=0)
+            if transfer.first is not None and transfer.progress.is_complete:
+                return self._commit(transfer, transfer.first)
         if transfer.num_unanswered == 0 and now >= transfer.renew_at:
             return Renew(key, seq - 1)
         return None
@@ -139,19 +167,32 @@ class SendQueue:
     def _open(self, transfer: Transfer) -> Open:
         target = transfer.target
         shape = (target.num_blocks, target.num_cached_blocks)
-        return Open(transfer.key, target.instance_id, target.transport, self._layout, *shape)
+        return Open(
+            transfer.key,
+            target.instance_id,
+            target.transport,
+            self._layout,
+            *shape,
+            self.verify,
+            self._is_remote_writer,
+        )
 
-    def _num_blocks_to_send(self, transfer: Transfer) -> int:
-        size = self._layout.block_bytes
-        ready = transfer.num_ready_blocks - transfer.next_block
-        room = self._window.room_bytes(at_least=size) // size
-        return min(ready, room, max(1, min(self._config.frame_bytes, MAX_FRAME_BYTES) // size))
+    def _commit(self, transfer: Transfer, first: NewToken) -> Commit:
+        digest = transfer.digest.value() if self.verify > Verify.OFF else 0
+        num_blocks = transfer.target.num_blocks
+        return Commit(transfer.key, transfer.next_seq, num_blocks, digest, first, transfer.sampled_at_unix_ns)
+
+    def _span(self, progress: Progress) -> Span | None:
+        size = self._layout.layer_bytes
+        smallest = progress.num_layers_due * size
+        frame_bytes = max(smallest, min(self._config.frame_bytes, MAX_FRAME_BYTES))
+        return progress.next(min(self._window.room_bytes(at_least=smallest), frame_bytes) // size)
 
     def _note(self, transfer: Transfer, header: Open | Blocks | Commit | Renew, now: float) -> None:
         num_bytes = 0
         if isinstance(header, Blocks):
-            num_bytes = header.num_blocks * self._layout.block_bytes
-            transfer.next_block += header.num_blocks
+            num_bytes = header.num_blocks * header.num_layers * self._layout.layer_bytes
+            transfer.progress.note(Span(header.blocks, header.layers))
         elif isinstance(header, Commit):
             transfer.move(TransferState.COMMITTED)
         if isinstance(header, Blocks | Commit) and transfer.begun_at is None:

@@ -8,7 +8,7 @@ The source blocks are pinned by the engine's hold until `done` is resolved: that
 FAILED *and* the sending thread has let go of them. `done` gives the report (None for NOT_NEEDED), or
 raises the PdserveError for which it failed.
 
-`offer`, `commit`, `not_needed` and `abort` never block; they may be called from any thread.
+`offer`, `offer_layers`, `commit`, `not_needed` and `abort` never block; they may be called from any thread.
 """
 
 from __future__ import annotations
@@ -21,7 +21,9 @@ from typing import Protocol
 
 from engine.errors import IntegrityError
 from engine.request import NewToken
-from kv_transfer.frame import Digest, TransferKey
+from kv_transfer.frame import TransferKey
+from kv_transfer.progress import Progress
+from kv_transfer.verify import Digest
 from pdserve.v1.errors import Internal, PdserveError
 
 
@@ -64,12 +66,18 @@ class TransferReport:
     transfer_ms: float  # first block pushed → commit acknowledged
     transfer_bytes: int
     num_blocks: int  # shipped
+    # Of the bytes: what D had acknowledged when the first token was drawn.
+    hidden_bytes: int
 
 
 class TransferControl(Protocol):
     """What a transfer's owner may ask of whoever sends it (`Outbound`)."""
 
     def offer(self, transfer: Transfer, block_ids: tuple[int, ...], num_ready_blocks: int) -> None: ...
+
+    def offer_layers(
+        self, transfer: Transfer, block_ids: tuple[int, ...], num_tokens: int, num_layers: int
+    ) -> None: ...
 
     def commit(
         self, transfer: Transfer, block_ids: tuple[int, ...], num_tokens: int, first: NewToken
@@ -81,22 +89,27 @@ class TransferControl(Protocol):
 class Transfer:
     """The owner's handle, and the sender's record (its fields are the sender's, under the sender's lock)."""
 
-    def __init__(self, target: PushTarget, control: TransferControl) -> None:
+    def __init__(self, target: PushTarget, num_layers: int, control: TransferControl) -> None:
         self.target = target
         self.done: Future[TransferReport | None] = Future()
         self.state = TransferState.OPEN
         self.error: PdserveError | None = None
         self.block_ids: tuple[int, ...] = ()
-        self.num_ready_blocks = 0
-        # Set by `commit`: tokens whose KV the blocks hold, and the token behind them.
+        self.progress = Progress(target.num_blocks, target.num_cached_blocks, num_layers)
+        # Tokens whose KV the blocks will hold, once that is told.
         self.num_tokens: int | None = None
+        # Set by `commit`.
         self.first: NewToken | None = None
+        self.sampled_at_unix_ns = 0
+        # D's blocks that a remote writer writes: those that are not cached there.
+        self.remote_block_ids: tuple[int, ...] = ()
         self.is_open_sent = False
         self.next_seq = 0
-        self.next_block = target.num_cached_blocks
         self.num_unanswered = 0
         self.digest = Digest()
         self.bytes_sent = 0
+        self.bytes_acknowledged = 0
+        self.hidden_bytes = 0
         self.begun_at: float | None = None
         self.last_sent_at = 0.0
         self._control = control
@@ -123,8 +136,12 @@ class Transfer:
         """Blocks [0, num_ready_blocks) of the sequence are final and may leave."""
         self._control.offer(self, block_ids, num_ready_blocks)
 
+    def offer_layers(self, block_ids: tuple[int, ...], num_tokens: int, num_layers: int) -> None:
+        """Layers [0, num_layers) of all blocks are final; `num_tokens` is what they hold."""
+        self._control.offer_layers(self, block_ids, num_tokens, num_layers)
+
     def commit(self, block_ids: tuple[int, ...], num_tokens: int, first: NewToken) -> None:
-        """All blocks are final; the last one may be written in part."""
+        """All blocks are final; the last one may be written in part. `first` was drawn just now."""
         self._control.commit(self, block_ids, num_tokens, first)
 
     def not_needed(self) -> None:
@@ -145,5 +162,5 @@ class Transfer:
         else:
             now = time.monotonic()
             elapsed_ms = (now - (self.begun_at or now)) * 1000
-            shipped = self.next_block - self.target.num_cached_blocks
-            self.done.set_result(TransferReport(elapsed_ms, self.bytes_sent, shipped))
+            shipped = self.target.num_blocks - self.target.num_cached_blocks
+            self.done.set_result(TransferReport(elapsed_ms, self.bytes_sent, shipped, self.hidden_bytes))

@@ -38,17 +38,23 @@ class Window:
 
     def answered(self, key: TransferKey, seq: int) -> Transfer | None:
         """None: a duplicate's answer, or one for a transfer that has ended here."""
-        frame = self._frames.pop((key, seq), None)
+        frame = self._remove((key, seq))
         if frame is None:
             return None
-        self._num_bytes -= frame.payload_bytes
-        frame.transfer.num_unanswered -= 1
+        frame.transfer.bytes_acknowledged += frame.payload_bytes
         return frame.transfer
 
     def forget(self, transfer: Transfer) -> None:
         if transfer.num_unanswered > 0:
-            for key, seq in [k for k in self._frames if k[0] == transfer.key]:
-                self.answered(key, seq)
+            for name in [name for name in self._frames if name[0] == transfer.key]:
+                self._remove(name)
+
+    def _remove(self, name: tuple[TransferKey, int]) -> _Unanswered | None:
+        frame = self._frames.pop(name, None)
+        if frame is not None:
+            self._num_bytes -= frame.payload_bytes
+            frame.transfer.num_unanswered -= 1
+        return frame
 
     def oldest_sent_at(self) -> float | None:
         oldest = next(iter(self._frames.values()), None)

@@ -15,7 +15,7 @@ from concurrent.futures import Future
 from engine.engine import Engine
 from engine.loop import EngineLoop
 from engine.request import SequenceRequest, StepResult
-from kv_transfer.blocks import PoolBlocks
+from kv_transfer.blocks import pool_blocks
 from kv_transfer.sender import Sender
 from kv_transfer.transfer import PushTarget, TransferReport
 from kv_transfer.transport.base import Transport
@@ -64,7 +64,7 @@ class PrefillWorker:
         layout = loop.engine.layout
         grpc_transport = GrpcTransport(layout.block_bytes, self._config.connect_timeout_s)
         by_name: dict[str, Transport] = {t.name: t for t in (grpc_transport, *transports)}
-        self.sender = Sender(layout, PoolBlocks(loop.engine.pool), by_name, self._config.sender)
+        self.sender = Sender(layout, pool_blocks(loop.engine.pool), by_name, self._config.sender)
         self._server = ControlServer(host, port, self.describe)
         # All prefills until their blocks are free again. The asyncio loop's.
         self._prefills: dict[str, Prefill] = {}

@@ -13,9 +13,16 @@ with a new epoch.
 
 *Who frees.* `send` has done with the payload when it returns: the sender may let go of the blocks then.
 The receiving side writes only inside `ReservationTable.writing`; a reservation that ends meanwhile keeps
-its blocks (QUARANTINED) until the writing thread has left. A transport whose sender writes D's memory by
-itself opens its reservations with `is_remote_writer`: then only Closed, or the proven death of the
-sender's process, frees them.
+its blocks (QUARANTINED) until the writing thread has left.
+
+*Remote writers.* A connection with `is_remote_writer` puts the bytes of a Blocks frame into D's memory by
+itself, before `send` lets the header go: to the blocks `target`, one for each block of the frame, which are
+those that D named in its answer to the Open. D's side then gets a frame without payload. It is the sender
+that says so in Open, and the receiver accepts it only of transports that it knows to be such. What such a
+sender may have touched is freed only by its Commit or Closed, or by the proven death of its process.
+
+*Bytes apart from frames.* A transport that carries payloads on a way of their own hands them to
+`FrameSink.accept` with the frame that they belong to.
 
 *A dead peer.* `connect` gives up after its own deadline. A connection that breaks calls `on_lost` once,
 and every later `send` raises; all its transfers are failed by the sender, and all reservations that its
@@ -32,7 +39,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Protocol
 
-from kv_transfer.frame import Buffer, Header
+from kv_transfer.blocks import Cells
+from kv_transfer.frame import Header
 from pdserve.v1.errors import PdserveError
 
 
@@ -45,10 +53,16 @@ class ConnectionEvents(Protocol):
 
 
 class Connection(Protocol):
-    """P's end."""
+    """P's end. `is_remote_writer` never changes."""
 
-    def send(self, header: Header, payload: Sequence[Buffer]) -> None:
-        """Raises Unavailable where the connection is lost or closed, or the peer takes nothing."""
+    @property
+    def is_remote_writer(self) -> bool: ...
+
+    def send(self, header: Header, payload: Cells | None = None, target: Sequence[int] = ()) -> None:
+        """`payload`: of a Blocks frame only. `target`: of a remote writer's Blocks frame only.
+
+        Raises Unavailable where the connection is lost or closed, or the peer takes nothing.
+        """
         ...
 
     def close(self) -> None:
@@ -96,8 +110,10 @@ class FrameSink(Protocol):
 
     def connect(self, peer: str) -> InboundStream: ...
 
-    def accept(self, stream: InboundStream, raw: bytes) -> bytes | None:
-        """Raises FrameError where the stream must be ended."""
+    def accept(self, stream: InboundStream, raw: bytes, apart: memoryview | None = None) -> bytes | None:
+        """The answer to send, if the frame takes one. `apart`: its payload, where that did not come in the
+        frame. Raises FrameError where the stream must be ended.
+        """
         ...
 
     def disconnect(self, stream: InboundStream) -> None:

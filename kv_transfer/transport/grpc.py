@@ -13,7 +13,9 @@ from concurrent.futures import ThreadPoolExecutor
 
 import grpc
 
-from kv_transfer.frame import Buffer, FrameError, Header, encode, max_message_bytes
+from kv_transfer.blocks import Cells
+from kv_transfer.codec import FrameError, encode, max_message_bytes
+from kv_transfer.frame import Header
 from kv_transfer.transport.base import ConnectionEvents, FrameSink
 from pdserve.v1.errors import PdserveError, Unavailable, from_rpc_error
 
@@ -70,6 +72,8 @@ class GrpcTransport:
 
 
 class GrpcConnection:
+    is_remote_writer = False
+
     def __init__(self, channel: grpc.Channel, events: ConnectionEvents, send_timeout_s: float) -> None:
         self._channel = channel
         self._events = events
@@ -78,8 +82,8 @@ class GrpcConnection:
         self._reader = threading.Thread(target=self._read, name="kv-acks", daemon=True)
         self._reader.start()
 
-    def send(self, header: Header, payload: Sequence[Buffer]) -> None:
-        self._outgoing.put(encode(header, payload))
+    def send(self, header: Header, payload: Cells | None = None, target: Sequence[int] = ()) -> None:
+        self._outgoing.put(encode(header, () if payload is None else payload.pieces))
 
     def close(self) -> None:
         self._outgoing.close()

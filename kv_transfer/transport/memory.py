@@ -1,6 +1,7 @@
 """Frames by way of memory, in one process, with everything that can go wrong at hand: for tests.
 
-Frames are encoded and decoded as on a wire.
+Frames are encoded and decoded as on a wire. Where the listener shows its blocks, connections are remote
+writers: they put the bytes there themselves, and only then queue the frame.
 """
 
 from __future__ import annotations
@@ -10,7 +11,9 @@ from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from kv_transfer.frame import Buffer, FrameError, Header, encode
+from kv_transfer.blocks import BlockStore, Cells
+from kv_transfer.codec import FrameError, encode
+from kv_transfer.frame import Header
 from kv_transfer.transport.base import Connection, ConnectionEvents, FrameSink
 from pdserve.v1.errors import Unavailable
 
@@ -39,11 +42,11 @@ class MemoryTransport:
     def __init__(self, faults: Faults | None = None, name: str = "memory") -> None:
         self.name = name
         self.faults = faults or Faults()
-        self._sinks: dict[str, FrameSink] = {}
+        self._sinks: dict[str, tuple[FrameSink, BlockStore | None]] = {}
         self._connections: list[tuple[str, MemoryConnection]] = []
 
-    def listen(self, address: str, sink: FrameSink) -> None:
-        self._sinks[address] = sink
+    def listen(self, address: str, sink: FrameSink, blocks: BlockStore | None = None) -> None:
+        self._sinks[address] = sink, blocks
 
     def close(self, address: str) -> None:
         self._sinks.pop(address, None)
@@ -51,10 +54,10 @@ class MemoryTransport:
             connection.break_off()
 
     def connect(self, address: str, events: ConnectionEvents) -> Connection:
-        sink = self._sinks.get(address)
-        if sink is None:
+        listener = self._sinks.get(address)
+        if listener is None:
             raise Unavailable(f"nobody listens at {address}", reason="KV_CONNECT")
-        connection = MemoryConnection(sink, events, self.faults)
+        connection = MemoryConnection(*listener, events, self.faults)
         self._connections.append((address, connection))
         return connection
 
@@ -76,8 +79,11 @@ class MemoryEndpoint:
 
 
 class MemoryConnection:
-    def __init__(self, sink: FrameSink, events: ConnectionEvents, faults: Faults) -> None:
+    def __init__(
+        self, sink: FrameSink, blocks: BlockStore | None, events: ConnectionEvents, faults: Faults
+    ) -> None:
         self._sink = sink
+        self._blocks = blocks
         self._events = events
         self._faults = faults
         self._stream = sink.connect("memory")
@@ -88,11 +94,19 @@ class MemoryConnection:
         self._thread = threading.Thread(target=self._deliver_all, name="kv-memory", daemon=True)
         self._thread.start()
 
-    def send(self, header: Header, payload: Sequence[Buffer]) -> None:
+    @property
+    def is_remote_writer(self) -> bool:
+        return self._blocks is not None
+
+    def send(self, header: Header, payload: Cells | None = None, target: Sequence[int] = ()) -> None:
+        pieces = [] if payload is None else payload.pieces
+        if self._blocks is not None and payload is not None:
+            self._blocks.write(target, payload.layers, memoryview(b"".join(pieces)))
+            pieces = []
         with self._wake:
             if self._is_closed:
                 raise Unavailable("the connection is closed", reason="KV_STREAM_BROKEN")
-            self._frames.append(encode(header, payload))
+            self._frames.append(encode(header, pieces))
             self._wake.notify_all()
 
     def close(self) -> None:

@@ -15,7 +15,7 @@ from tests.unit.kv_transfer.hand_over import FIRST, INSTANCE
 
 def main(address: str, num_transfers: int, num_blocks: int) -> None:
     size = LAYOUT.block_bytes
-    blocks = BufferBlocks(num_blocks, size)
+    blocks = BufferBlocks(num_blocks, LAYOUT)
     sender = Sender(LAYOUT, blocks, {"grpc": GrpcTransport(size)})
     for number in range(num_transfers):
         key = TransferKey(f"t{number}", 0)

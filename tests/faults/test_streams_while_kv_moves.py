@@ -30,9 +30,9 @@ LATE_S = 0.03
 async def test_fifty_tokens_a_second_go_on_while_half_a_gigabyte_arrives() -> None:
     events = Events()
     size = LAYOUT.block_bytes
-    table = ReservationTable(events, size)
+    table = ReservationTable(events, LAYOUT)
     server = GrpcPushServer(
-        Receiver(INSTANCE, LAYOUT, BufferBlocks(NUM_BLOCKS, size), table), "127.0.0.1", 0, size
+        Receiver(INSTANCE, LAYOUT, BufferBlocks(NUM_BLOCKS, LAYOUT), table), "127.0.0.1", 0, size
     )
     server.start()
     keys = [TransferKey(f"t{number}", 0) for number in range(NUM_TRANSFERS)]

@@ -1,7 +1,7 @@
 from __future__ import annotations
 
 import socket
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -13,7 +13,7 @@ from engine.config import EngineConfig, ModelConfig
 from engine.engine import Engine
 from engine.loading import LoadedModel, load_model
 from engine.loop import EngineLoop
-from kv_transfer.blocks import PoolBlocks
+from kv_transfer.blocks import HostBlocks
 from tests.integration.workers.mini_router import Cluster
 from tests.integrity import held, nothing_leaks, wait_until
 from tests.models import tiny_model
@@ -75,15 +75,15 @@ async def cluster(make_loop: MakeLoop) -> AsyncIterator[Cluster]:
 @pytest.fixture(autouse=True)
 def no_uncomputed_kv_arrives(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """Blocks are NaN until they are computed (`poison_blocks`): none of it may be shipped."""
-    write = PoolBlocks.write
+    write = HostBlocks.write
     spoiled: list[int] = []
 
-    def checked(self: PoolBlocks, block_id: int, data: memoryview) -> None:
+    def checked(self: HostBlocks, block_ids: Sequence[int], layers: range, data: memoryview) -> None:
         if np.isnan(np.frombuffer(data, dtype=np.float32)).any():
-            spoiled.append(block_id)
-        write(self, block_id, data)
+            spoiled.extend(block_ids)
+        write(self, block_ids, layers, data)
 
-    monkeypatch.setattr(PoolBlocks, "write", checked)
+    monkeypatch.setattr(HostBlocks, "write", checked)
     yield
     assert spoiled == []
 

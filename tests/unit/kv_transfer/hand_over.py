@@ -22,6 +22,7 @@ from kv_transfer.transfer import PushTarget, Transfer
 from kv_transfer.transport.base import Transport
 from kv_transfer.transport.grpc import GrpcPushServer, GrpcTransport
 from kv_transfer.transport.memory import MemoryTransport
+from kv_transfer.verify import Verify
 from pdserve.v1.errors import PdserveError
 
 LAYOUT = KVLayout(2, 2, 8, 4, "float32", "tiny")
@@ -73,19 +74,29 @@ class HandOver:
         layout: KVLayout = LAYOUT,
         num_blocks: int = 32,
         config: SenderConfig | None = None,
+        is_remote_writer: bool = False,
+        verify: Verify | None = None,
     ) -> None:
+        """`is_remote_writer`: P writes D's blocks by itself (the memory transport only)."""
         size = layout.block_bytes
         self.layout = layout
         self.events = Events()
-        self.table = ReservationTable(self.events, size)
-        self.source, self.target = BufferBlocks(num_blocks, size), BufferBlocks(num_blocks, size)
+        self.table = ReservationTable(self.events, layout)
+        self.source, self.target = BufferBlocks(num_blocks, layout), BufferBlocks(num_blocks, layout)
         self.source.array[:] = np.random.default_rng(1).integers(0, 256, self.source.array.shape, np.uint8)
-        self.receiver = Receiver(INSTANCE, layout, self.target, self.table)
         self.transport_name = transport.name
+        self.receiver = Receiver(
+            INSTANCE,
+            layout,
+            self.target,
+            self.table,
+            remote_writers=(transport.name,) if is_remote_writer else (),
+            verify=verify,
+        )
         self.address = "decode"
         self._cleanup = ExitStack()
         if isinstance(transport, MemoryTransport):
-            transport.listen(self.address, self.receiver)
+            transport.listen(self.address, self.receiver, self.target if is_remote_writer else None)
         else:
             server = GrpcPushServer(self.receiver, "127.0.0.1", 0, size)
             server.start()
@@ -117,6 +128,12 @@ class HandOver:
         transfer = self.sender.open(target)
         transfer.commit(source_ids, num_tokens or len(source_ids) * self.layout.block_size, FIRST)
         return transfer
+
+    def __enter__(self) -> HandOver:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
 
     def close(self) -> None:
         self._cleanup.close()

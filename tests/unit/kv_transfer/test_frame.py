@@ -7,38 +7,39 @@ from hypothesis import strategies as st
 
 from engine.request import NewToken
 from engine.sampling import PositionLogprobs, TokenLogprob
+from kv_transfer.codec import FrameError, decode, encode
 from kv_transfer.frame import (
     Abort,
     Ack,
     Blocks,
     Closed,
     Commit,
-    Digest,
-    FrameError,
     Header,
     Open,
     Refused,
     Renew,
     TransferKey,
-    checksum,
-    decode,
-    encode,
 )
 from kv_transfer.layout import KVLayout
+from kv_transfer.verify import Digest, Verify, checksum
 
 KEY = TransferKey("6c9f0c1e-odd/ÿ漢", 3)
+LAYOUT = KVLayout(30, 3, 64, 16, "bfloat16", "print")
 LOGPROBS = PositionLogprobs(TokenLogprob(5, -0.5), (TokenLogprob(5, -0.5), TokenLogprob(6, float("-inf"))))
 HEADERS: list[Header] = [
-    Open(KEY, "instance", "grpc", KVLayout(30, 3, 64, 16, "bfloat16", "print"), 9, 2),
-    Blocks(KEY, 4, 2, 3, 2**64 - 1),
-    Commit(KEY, 5, 9, 17, NewToken(2, 49151, None)),
-    Commit(KEY, 5, 9, 17, NewToken(2, 5, LOGPROBS)),
+    Open(KEY, "instance", "grpc", LAYOUT, 9, 2, Verify.CHECKSUM),
+    Open(KEY, "instance", "shm", LAYOUT, 9, 2, Verify.FULL, is_remote_writer=True),
+    Blocks(KEY, 4, 2, 3, 10, 5, 2**64 - 1),
+    Commit(KEY, 5, 9, 17, NewToken(2, 49151, None), 1_700_000_000_000_000_000),
+    Commit(KEY, 5, 9, 17, NewToken(2, 5, LOGPROBS), 0),
     Renew(KEY, 3),
     Abort(KEY, "the client went away"),
     Closed(KEY),
     Ack(KEY, 7),
+    Ack(KEY, 0, (0, 17, 2**32 - 1)),
     Refused(KEY, 7, 15, "KV_CHECKSUM", "frame 7 arrived damaged"),
 ]
+BLOCKS = next(header for header in HEADERS if isinstance(header, Blocks))
 
 
 @pytest.mark.parametrize("header", HEADERS, ids=lambda h: type(h).__name__)
@@ -49,8 +50,8 @@ def test_a_header_comes_back_as_it_was(header: Header) -> None:
 
 
 def test_the_payload_is_a_view_of_all_pieces_in_order() -> None:
-    header, payload = decode(encode(HEADERS[1], [b"ab", memoryview(b"cd"), bytearray(b"e")]))
-    assert header == HEADERS[1]
+    header, payload = decode(encode(BLOCKS, [b"ab", memoryview(b"cd"), bytearray(b"e")]))
+    assert header == BLOCKS
     assert bytes(payload) == b"abcde"
 
 

@@ -7,11 +7,12 @@ import pytest
 
 from engine.errors import IntegrityError
 from engine.reservations import BlockReservation
-from kv_transfer.frame import Blocks, Commit, Digest, TransferKey
+from kv_transfer.frame import Blocks, Commit, Open, TransferKey
 from kv_transfer.reservation import LEGAL_MOVES, Reservation, ReservationState
 from kv_transfer.reservation_table import ReservationTable
+from kv_transfer.verify import Digest, Verify
 from pdserve.v1.errors import Aborted, DataLoss, FailedPrecondition, NotFound, PdserveError, Unavailable
-from tests.unit.kv_transfer.hand_over import FIRST, Events
+from tests.unit.kv_transfer.hand_over import FIRST, INSTANCE, LAYOUT, Events
 
 KEY = TransferKey("a", 1)
 BLOCKS = BlockReservation(1, (10, 11, 12), 1, 12, True)
@@ -38,20 +39,33 @@ def events() -> Events:
 
 @pytest.fixture
 def table(events: Events, clock: Clock) -> ReservationTable:
-    return ReservationTable(events, 8, clock)
+    return ReservationTable(events, LAYOUT, clock)
 
 
 def receiving(table: ReservationTable) -> Reservation:
     table.add(KEY, BLOCKS, 5.0)
-    table.open(KEY, STREAM, (3, 1))
-    return table.owned(KEY, STREAM)
+    return table.open(open_frame(KEY), STREAM)
+
+
+def open_frame(key: TransferKey, num_blocks: int = 3, is_remote_writer: bool = False) -> Open:
+    return Open(key, INSTANCE, "any", LAYOUT, num_blocks, 1, Verify.CHECKSUM, is_remote_writer)
+
+
+def blocks(
+    seq: int, first_block: int, num_blocks: int, layers: range = range(LAYOUT.num_layers), checksum: int = 77
+) -> Blocks:
+    return Blocks(KEY, seq, first_block, num_blocks, layers.start, len(layers), checksum)
+
+
+def commit(seq: int, digest: int, num_blocks: int = 3) -> Commit:
+    return Commit(KEY, seq, num_blocks, digest, FIRST, 0)
 
 
 def ready(table: ReservationTable) -> Reservation:
     reservation = receiving(table)
-    with table.writing(reservation, Blocks(KEY, 1, 1, 2, 77)) as block_ids:
+    with table.writing(reservation, blocks(1, 1, 2)) as block_ids:
         assert block_ids == (11, 12)
-    table.commit(reservation, Commit(KEY, 2, 3, digest_of(77), FIRST))
+    table.commit(reservation, commit(2, digest_of(77)))
     return reservation
 
 
@@ -64,7 +78,7 @@ def digest_of(*checksums: int) -> int:
 
 @pytest.mark.parametrize(("source", "target"), list(itertools.product(STATES, STATES)))
 def test_only_moves_of_the_table_are_possible(source: ReservationState, target: ReservationState) -> None:
-    reservation = Reservation(KEY, BLOCKS, 5.0, 0.0)
+    reservation = Reservation(KEY, BLOCKS, LAYOUT.num_layers, 5.0, 0.0)
     reservation.state = source
     if target in LEGAL_MOVES[source]:
         reservation.move(target)
@@ -83,7 +97,7 @@ def test_the_whole_way_ends_with_the_engine_owning_the_blocks(
     assert consumed.first == FIRST
     assert events.of(KEY) == ["ready"]
     assert table.num_reservations == 0
-    assert table.bytes_received == 16
+    assert table.bytes_received == 2 * LAYOUT.block_bytes
 
 
 @pytest.mark.parametrize("reach", [receiving, ready, lambda t: t.add(KEY, BLOCKS, 5.0)])
@@ -99,7 +113,7 @@ def test_release_frees_once_from_every_state(table: ReservationTable, events: Ev
 
 def test_blocks_are_kept_while_a_thread_writes_them(table: ReservationTable, events: Events) -> None:
     reservation = receiving(table)
-    writing = table.writing(reservation, Blocks(KEY, 1, 1, 1, 77))
+    writing = table.writing(reservation, blocks(1, 1, 1))
     writing.__enter__()
     table.release(KEY)
     assert events.of(KEY) == ["quarantined"]
@@ -121,7 +135,7 @@ def test_a_remote_writers_blocks_need_its_closed_or_its_death(
     for name, proof in proofs.items():
         key = TransferKey(name, 0)
         table.add(key, BLOCKS, 5.0)
-        table.open(key, STREAM, (3, 1), is_remote_writer=True)
+        table.open(open_frame(key, is_remote_writer=True), STREAM)
         table.stream_ended(STREAM, Unavailable("broken"))
         assert events.of(key) == ["failed", "quarantined"]
         table.closed(key, OTHER)
@@ -140,7 +154,7 @@ def test_a_lease_runs_anew_from_each_frame_and_ends_in_expired(
     table.renew(KEY, STREAM)
     clock.now = 8.0
     assert table.expire() == 1.0
-    with table.writing(reservation, Blocks(KEY, 1, 1, 1, 77)):
+    with table.writing(reservation, blocks(1, 1, 1)):
         pass
     clock.now = 12.9
     assert table.expire() == pytest.approx(0.1)
@@ -166,15 +180,15 @@ def test_a_ready_reservation_does_not_expire(table: ReservationTable, clock: Clo
         (lambda t, r: t.owned(TransferKey("b", 1), STREAM), NotFound),  # forged
         (lambda t, r: t.owned(TransferKey("a", 0), STREAM), FailedPrecondition),  # stale
         (lambda t, r: t.owned(KEY, OTHER), FailedPrecondition),  # foreign
-        (lambda t, r: t.open(KEY, OTHER, (3, 1)), FailedPrecondition),  # taken
+        (lambda t, r: t.open(open_frame(KEY), OTHER), FailedPrecondition),  # taken
         (lambda t, r: t.renew(KEY, OTHER), FailedPrecondition),
-        (lambda t, r: t.open(KEY, STREAM, (4, 1)), FailedPrecondition),
+        (lambda t, r: t.open(open_frame(KEY, 4), STREAM), FailedPrecondition),
         (lambda t, r: t.add(KEY, BLOCKS, 5.0), FailedPrecondition),
         (lambda t, r: t.require_unused(TransferKey("a", 0)), FailedPrecondition),
-        (lambda t, r: t.writing(r, Blocks(KEY, 2, 1, 1, 7)).__enter__(), Aborted),  # a gap
-        (lambda t, r: t.writing(r, Blocks(KEY, 1, 0, 1, 7)).__enter__(), FailedPrecondition),  # cached
-        (lambda t, r: t.writing(r, Blocks(KEY, 1, 1, 3, 7)).__enter__(), FailedPrecondition),  # too far
-        (lambda t, r: t.commit(r, Commit(KEY, 1, 3, digest_of(), FIRST)), DataLoss),  # blocks are missing
+        (lambda t, r: t.writing(r, blocks(2, 1, 1)).__enter__(), Aborted),  # a gap
+        (lambda t, r: t.writing(r, blocks(1, 0, 1)).__enter__(), FailedPrecondition),  # cached
+        (lambda t, r: t.writing(r, blocks(1, 1, 3)).__enter__(), FailedPrecondition),  # too far
+        (lambda t, r: t.commit(r, commit(1, digest_of())), DataLoss),  # blocks are missing
     ],
 )
 def test_what_does_not_belong_is_refused_and_changes_nothing(
@@ -192,10 +206,10 @@ def test_what_does_not_belong_is_refused_and_changes_nothing(
 
 def test_a_wrong_digest_is_data_loss(table: ReservationTable) -> None:
     reservation = receiving(table)
-    with table.writing(reservation, Blocks(KEY, 1, 1, 2, 77)):
+    with table.writing(reservation, blocks(1, 1, 2)):
         pass
     with pytest.raises(DataLoss):
-        table.commit(reservation, Commit(KEY, 2, 3, digest_of(78), FIRST))
+        table.commit(reservation, commit(2, digest_of(78)))
     table.release(KEY)
 
 
@@ -203,7 +217,7 @@ def test_a_used_hand_off_is_refused_whatever_comes(table: ReservationTable) -> N
     reservation = ready(table)
     table.consume(KEY)
     for attempt in (
-        lambda: table.open(KEY, STREAM, (3, 1)),
+        lambda: table.open(open_frame(KEY), STREAM),
         lambda: table.owned(KEY, STREAM),
         lambda: table.add(KEY, BLOCKS, 5.0),
         lambda: table.require_unused(KEY),
@@ -211,7 +225,7 @@ def test_a_used_hand_off_is_refused_whatever_comes(table: ReservationTable) -> N
         with pytest.raises(FailedPrecondition):
             attempt()
     with pytest.raises(Aborted):
-        table.commit(reservation, Commit(KEY, 3, 3, digest_of(77), FIRST))
+        table.commit(reservation, commit(3, digest_of(77)))
 
 
 def test_a_release_before_its_reserve_keeps_the_late_reserve_out(table: ReservationTable) -> None:
@@ -234,7 +248,7 @@ def test_a_broken_stream_ends_only_what_it_was_filling(table: ReservationTable, 
     second, third = TransferKey("b", 0), TransferKey("c", 0)
     table.add(second, BLOCKS, 5.0)
     table.add(third, BLOCKS, 5.0)
-    table.open(third, OTHER, (3, 1))
+    table.open(open_frame(third), OTHER)
     table.stream_ended(STREAM, Unavailable("broken"))
     assert events.of(KEY) == ["failed", "freed"]
     assert table.num_reservations == 2

@@ -24,6 +24,10 @@ class Unasked:
 
     def offer(self, transfer: Transfer, block_ids: tuple[int, ...], num_ready_blocks: int) -> None: ...
 
+    def offer_layers(
+        self, transfer: Transfer, block_ids: tuple[int, ...], num_tokens: int, num_layers: int
+    ) -> None: ...
+
     def commit(
         self, transfer: Transfer, block_ids: tuple[int, ...], num_tokens: int, first: NewToken
     ) -> None: ...
@@ -33,7 +37,7 @@ class Unasked:
 
 def transfer(name: str, num_blocks: int = 4, lease_s: float = 3.0) -> Transfer:
     target = PushTarget(TransferKey(name, 0), "d", "address", "grpc", 0, num_blocks, lease_s)
-    return Transfer(target, Unasked())
+    return Transfer(target, LAYOUT.num_layers, Unasked())
 
 
 @pytest.fixture
@@ -66,7 +70,7 @@ def test_only_moves_of_the_table_are_possible(source: TransferState, target: Tra
 def test_no_block_leaves_before_d_has_answered_the_open(queue: SendQueue) -> None:
     one = transfer("a")
     queue.add(one)
-    one.num_ready_blocks = 4
+    one.progress.offer_blocks(4)
     assert kinds(queue) == ["Open a"]
     ack(queue, one, 0)
     assert kinds(queue) == ["Blocks a", "Blocks a"]
@@ -75,7 +79,8 @@ def test_no_block_leaves_before_d_has_answered_the_open(queue: SendQueue) -> Non
 def test_a_commit_goes_behind_the_last_block_and_its_answer_ends_the_transfer(queue: SendQueue) -> None:
     one = transfer("a", num_blocks=1)
     queue.add(one)
-    one.num_ready_blocks, one.first = 1, FIRST
+    one.progress.offer_blocks(1)
+    one.first = FIRST
     queue.next(0.0)
     assert ack(queue, one, 0) is None
     blocks, commit = queue.next(0.0), queue.next(0.0)
@@ -94,7 +99,7 @@ def test_transfers_take_turns_and_the_window_bounds_them_together(queue: SendQue
     both = [transfer("a", 8), transfer("b", 8)]
     for one in both:
         queue.add(one)
-        one.num_ready_blocks = 8
+        one.progress.offer_blocks(8)
     assert kinds(queue) == ["Open a", "Open b"]
     for one in both:
         ack(queue, one, 0)
@@ -145,7 +150,7 @@ def test_a_transfer_that_is_taken_back_says_so_even_before_its_open(
 def test_a_refusal_fails_its_transfer_and_empties_its_part_of_the_window(queue: SendQueue) -> None:
     one = transfer("a")
     queue.add(one)
-    one.num_ready_blocks = 4
+    one.progress.offer_blocks(4)
     queue.next(0.0)
     ack(queue, one, 0)
     kinds(queue)

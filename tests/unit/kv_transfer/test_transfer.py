@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 
@@ -11,25 +11,15 @@ import grpc
 import numpy as np
 import pytest
 
-from kv_transfer.frame import (
-    Abort,
-    Ack,
-    Blocks,
-    Commit,
-    Digest,
-    Open,
-    Refused,
-    TransferKey,
-    checksum,
-    decode,
-    encode,
-)
+from kv_transfer.codec import decode, encode
+from kv_transfer.frame import Abort, Ack, Blocks, Commit, Open, Refused, TransferKey
 from kv_transfer.layout import KVLayout, require_equal
 from kv_transfer.send_queue import SenderConfig
 from kv_transfer.transfer import TransferReport
 from kv_transfer.transport.base import InboundStream, Transport
 from kv_transfer.transport.grpc import PUSH, GrpcPushServer, GrpcTransport
 from kv_transfer.transport.memory import Faults, MemoryTransport
+from kv_transfer.verify import Digest, Verify, checksum
 from pdserve.v1.errors import Aborted, DataLoss, FailedPrecondition, NotFound, PdserveError, Unavailable
 from tests.unit.kv_transfer.hand_over import FIRST, INSTANCE, LAYOUT, WAIT_S, HandOver, make_transport
 
@@ -226,7 +216,7 @@ def test_layouts_that_differ_are_named() -> None:
         other = KVLayout(2, 2, 8, 4, "float32", "another model")
         stream = both.receiver.connect("test")
         target = both.reserve("a", (0,))
-        raw = encode(Open(target.key, INSTANCE, "memory", other, 1, 0))
+        raw = encode(Open(target.key, INSTANCE, "memory", other, 1, 0, Verify.CHECKSUM))
         reply, _ = decode(both.receiver.accept(stream, raw) or b"")
         assert isinstance(reply, Refused)
         assert reply.reason == "LAYOUT_MISMATCH"
@@ -319,10 +309,10 @@ def test_the_source_stays_pinned_while_the_sending_thread_reads_it() -> None:
     with hand_over(MemoryTransport(), ONE_BLOCK) as both:
         read = both.source.read
 
-        def slow_read(block_id: int) -> memoryview:
+        def slow_read(block_ids: Sequence[int], layers: range) -> list[memoryview]:
             inside.set()
             gate.wait(WAIT_S)
-            return read(block_id)
+            return read(block_ids, layers)
 
         both.source.read = slow_read  # type: ignore[method-assign]
         target = both.reserve("a", (0, 1))
@@ -377,7 +367,7 @@ def test_garbage_ends_its_own_stream_and_no_other() -> None:
                 with pytest.raises(grpc.RpcError) as caught:
                     list(call)
                 assert caught.value.code() is grpc.StatusCode.INVALID_ARGUMENT  # type: ignore[attr-defined]
-            theft = encode(Blocks(target.key, 2, 1, 1, 0), [b"x" * SIZE])
+            theft = encode(Blocks(target.key, 2, 1, 1, 0, LAYOUT.num_layers, 0), [b"x" * SIZE])
             forged = [encode(Abort(target.key, "mine now")), theft]
             replies = list(channel.stream_stream(PUSH, None, None)(iter(forged)))
         assert [type(decode(reply)[0]) for reply in replies] == [Refused]
@@ -405,12 +395,13 @@ def test_a_port_that_is_taken_is_an_error_at_once() -> None:
 
 def push_by_hand(both: HandOver, stream: InboundStream, key: TransferKey, source: tuple[int, ...]) -> None:
     digest = Digest()
-    frames = [encode(Open(key, INSTANCE, "memory", LAYOUT, len(source), 0))]
+    frames = [encode(Open(key, INSTANCE, "memory", LAYOUT, len(source), 0, Verify.CHECKSUM))]
     for index, block_id in enumerate(source):
-        payload = both.source.read(block_id)
-        digest.add(checksum([payload]))
-        frames.append(encode(Blocks(key, index + 1, index, 1, checksum([payload])), [payload]))
-    frames.append(encode(Commit(key, len(source) + 1, len(source), digest.value(), FIRST)))
+        pieces = both.source.read((block_id,), range(LAYOUT.num_layers))
+        digest.add(checksum(pieces))
+        frame = Blocks(key, index + 1, index, 1, 0, LAYOUT.num_layers, checksum(pieces))
+        frames.append(encode(frame, pieces))
+    frames.append(encode(Commit(key, len(source) + 1, len(source), digest.value(), FIRST, 0)))
     for frame in frames:
         assert isinstance(decode(both.receiver.accept(stream, frame) or b"")[0], Ack)
 
