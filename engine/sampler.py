@@ -7,8 +7,8 @@ the former are copied; all others are drawn from the logits as they come, and a 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Collection, Iterator, Sequence
+from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 import numpy as np
@@ -48,41 +48,49 @@ class Sampled(NamedTuple):
 
 def sample(logits: torch.Tensor, rows: Sequence[SampleRow], draw: Draw = draw_tokens) -> list[Sampled]:
     """logits [R, V] → one token for each row."""
-    token_ids: list[int | None] = [None] * len(rows)
-    adjusted = [i for i, row in enumerate(rows) if row is not GREEDY and row.is_adjusted]
-    others = sorted(set(range(len(rows))).difference(adjusted)) if adjusted else range(len(rows))
-    if others:
-        _fill(token_ids, others, draw(logits, _wishes([rows[i] for i in others], others)))
-    if adjusted:
-        scores = logits[adjusted].float()
-        adjusted_rows = [rows[i] for i in adjusted]
-        _adjust(scores, adjusted_rows)
-        _fill(token_ids, adjusted, draw(scores, _wishes(adjusted_rows, range(len(adjusted)))))
-    logprobs = _logprobs(logits, rows, token_ids)
-    return [Sampled(token_id, logprobs.get(i)) for i, token_id in enumerate(token_ids)]
+    wishing = [i for i, row in enumerate(rows) if row is not GREEDY]
+    wishes = _wishes(rows, [i for i in wishing if not rows[i].params.is_greedy])
+    adjusted = [i for i in wishing if rows[i].is_adjusted]
+    drawn = _draw_adjusted(logits, rows, wishes, adjusted, draw) if adjusted else draw(logits, wishes)
+    token_ids: list[int | None] = drawn.token_ids.tolist()
+    for i in np.flatnonzero(~drawn.is_finite).tolist():
+        token_ids[i] = None
+    sampled = [Sampled(token_id, None) for token_id in token_ids]
+    for i, logprobs in _logprobs(logits, rows, wishing, token_ids):
+        sampled[i] = Sampled(token_ids[i], logprobs)
+    return sampled
 
 
-def _fill(token_ids: list[int | None], at: Iterable[int], drawn: Drawn) -> None:
-    pairs = zip(at, drawn.token_ids.tolist(), drawn.is_finite.tolist(), strict=True)
-    for i, token_id, is_finite in pairs:
-        if is_finite:
-            token_ids[i] = token_id
-
-
-def _wishes(rows: Sequence[SampleRow], at: Sequence[int]) -> Wishes:
-    """`at`: where each row's scores lie."""
-    wishes = greedy_wishes(at)
-    sampled = [(i, row) for i, row in enumerate(rows) if row is not GREEDY and not row.params.is_greedy]
+def _wishes(rows: Sequence[SampleRow], sampled: Sequence[int]) -> Wishes:
+    """`sampled`: those that are not greedy."""
+    wishes = greedy_wishes(range(len(rows)))
     if sampled:
-        params = [row.params for _, row in sampled]
-        which = [i for i, _ in sampled]
+        params = [rows[i].params for i in sampled]
         temperatures = np.array([each.temperature for each in params])
-        wishes.temperatures[which] = temperatures.clip(MIN_TEMPERATURE, MAX_TEMPERATURE)
-        wishes.top_k[which] = [each.top_k or 0 for each in params]
-        wishes.top_p[which] = [each.top_p for each in params]
-        wishes.min_p[which] = [each.min_p for each in params]
-        wishes.keys[which] = noise_keys([each.seed for each in params], [row.position for _, row in sampled])
+        wishes.temperatures[sampled] = temperatures.clip(MIN_TEMPERATURE, MAX_TEMPERATURE)
+        wishes.top_k[sampled] = [each.top_k or 0 for each in params]
+        wishes.top_p[sampled] = [each.top_p for each in params]
+        wishes.min_p[sampled] = [each.min_p for each in params]
+        wishes.keys[sampled] = noise_keys([each.seed for each in params], [rows[i].position for i in sampled])
     return wishes
+
+
+def _draw_adjusted(
+    logits: torch.Tensor, rows: Sequence[SampleRow], wishes: Wishes, adjusted: list[int], draw: Draw
+) -> Drawn:
+    """Draws the `adjusted` rows from a copy of their scores."""
+    scores = logits[adjusted].float()
+    _adjust(scores, [rows[i] for i in adjusted])
+    drawn = Drawn(np.zeros(len(rows), np.int64), np.zeros(len(rows), np.bool_))
+    others = np.setdiff1d(wishes.rows, adjusted)
+    for which, from_where, lies_at in (
+        (others, logits, others),
+        (np.array(adjusted), scores, np.arange(len(adjusted))),
+    ):
+        part = draw(from_where, replace(wishes.of(which), rows=lies_at))
+        drawn.token_ids[which] = part.token_ids
+        drawn.is_finite[which] = part.is_finite
+    return drawn
 
 
 def _adjust(scores: torch.Tensor, rows: Sequence[SampleRow]) -> None:
@@ -122,21 +130,19 @@ def _cells(scores: torch.Tensor, token_ids: Sequence[Collection[int]]) -> tuple[
 
 
 def _logprobs(
-    logits: torch.Tensor, rows: Sequence[SampleRow], token_ids: Sequence[int | None]
-) -> dict[int, PositionLogprobs]:
-    """Row → log p under the model's own distribution, where asked for."""
-    asking = [i for i, row in enumerate(rows) if row is not GREEDY and row.params.num_logprobs is not None]
+    logits: torch.Tensor, rows: Sequence[SampleRow], wishing: Sequence[int], token_ids: Sequence[int | None]
+) -> Iterator[tuple[int, PositionLogprobs]]:
+    """Each row that asks for them, and log p under the model's own distribution."""
+    asking = [i for i in wishing if rows[i].params.num_logprobs is not None]
     if not asking:
-        return {}
+        return
     values = logits[asking].float().log_softmax(-1)
     wanted = [rows[i].params.num_logprobs or 0 for i in asking]
     best = values.topk(min(max(wanted), values.shape[1]))
-    found: dict[int, PositionLogprobs] = {}
     for i, num, own, ids, top in zip(
         asking, wanted, values, best.indices.tolist(), best.values.tolist(), strict=True
     ):
         token_id = token_ids[i]
         if token_id is not None:
             pairs = tuple(TokenLogprob(*pair) for pair in zip(ids[:num], top[:num], strict=True))
-            found[i] = PositionLogprobs(TokenLogprob(token_id, float(own[token_id])), pairs)
-    return found
+            yield i, PositionLogprobs(TokenLogprob(token_id, float(own[token_id])), pairs)

@@ -19,7 +19,9 @@ constexpr int64_t kBlock = 64;
 constexpr uint64_t kGamma = 0x9E3779B97F4A7C15;
 constexpr uint64_t kMix1 = 0xBF58476D1CE4E5B9, kMix2 = 0x94D049BB133111EB;
 constexpr float kNothing = -std::numeric_limits<float>::infinity();
-// A token so far behind the best has no mass in float32.
+// Nearly all nuclei lie among the tokens at most so far behind the best (log p).
+constexpr float kNear = 12.0f;
+// A token so far behind has no mass in float32.
 constexpr float kNoMass = 88.0f;
 constexpr int64_t kFew = 64;
 
@@ -40,8 +42,8 @@ struct Row {
   int64_t num_blocks;
   float* scores;      // [num_blocks · kBlock]
   float* block_best;  // [num_blocks]
-  float* masses;      // [num_blocks · kBlock]: e^(score - best), where a nucleus is asked for
   float* some;        // [num_blocks · kBlock]: scores picked out of it
+  float* masses;      // [num_blocks · kBlock]: of those, where a nucleus is asked for
 };
 
 int64_t row_bytes(int64_t num_blocks) { return round_up(num_blocks * (3 * kBlock + 1) * int64_t(sizeof(float)), 64); }
@@ -106,7 +108,7 @@ bool read_row(const T* scores, int64_t vocab, float temperature, const Row& row)
   return !is_nan;
 }
 
-// Calls use(index, scores there, which of the 16) for all vectors with a score of at least `border`.
+// Calls use(scores, which of the 16) for all vectors with a score of at least `border`.
 template <class Use>
 void for_each_from(const Row& row, float border, const Use& use) {
   const __m512 least = _mm512_set1_ps(border);
@@ -115,7 +117,7 @@ void for_each_from(const Row& row, float border, const Use& use) {
     for (int64_t i = block * kBlock; i < (block + 1) * kBlock; i += kLanes) {
       const __m512 x = load16(row.scores + i);
       const __mmask16 is_left = _mm512_cmp_ps_mask(x, least, _CMP_GE_OQ);
-      if (is_left) use(i, x, is_left);
+      if (is_left) use(x, is_left);
     }
   }
 }
@@ -123,10 +125,9 @@ void for_each_from(const Row& row, float border, const Use& use) {
 // Collects the scores from `border` on in row.some; gives their end.
 float* pick_from(const Row& row, float border) {
   float* end = row.some;
-  for_each_from(row, border, [&](int64_t, __m512 x, __mmask16 is_left) {
-    const int count = __builtin_popcount(is_left);
-    store16(end, _mm512_maskz_compress_ps(is_left, x), first_lanes(count));
-    end += count;
+  for_each_from(row, border, [&](__m512 x, __mmask16 is_left) {
+    store16(end, _mm512_maskz_compress_ps(is_left, x));
+    end += __builtin_popcount(is_left);
   });
   return end;
 }
@@ -144,55 +145,99 @@ float top_k_border(const Row& row, int64_t k) {
   return row.some[k - 1];
 }
 
-// Scores from one on: how many, and their mass.
-struct Tally {
-  double mass;
-  int64_t count;
+// Sums in float64, so that their order hardly matters.
+class Sum {
+ public:
+  void add(__m512 values) {
+    const __m512d bits = _mm512_castps_pd(values);
+    low_ = _mm512_add_pd(low_, _mm512_cvtps_pd(_mm256_castpd_ps(_mm512_castpd512_pd256(bits))));
+    high_ = _mm512_add_pd(high_, _mm512_cvtps_pd(_mm256_castpd_ps(_mm512_extractf64x4_pd(bits, 1))));
+  }
+  double get() const { return _mm512_reduce_add_pd(_mm512_add_pd(low_, high_)); }
+
+ private:
+  __m512d low_ = _mm512_setzero_pd(), high_ = _mm512_setzero_pd();
 };
 
-Tally tally_from(const Row& row, float least) {
-  __m512d low = _mm512_setzero_pd(), high = _mm512_setzero_pd();
-  int64_t count = 0;
-  for_each_from(row, least, [&](int64_t i, __m512, __mmask16 is_left) {
-    const __m512d masses = _mm512_castps_pd(load16(row.masses + i, is_left));
-    low = _mm512_add_pd(low, _mm512_cvtps_pd(_mm256_castpd_ps(_mm512_castpd512_pd256(masses))));
-    high = _mm512_add_pd(high, _mm512_cvtps_pd(_mm256_castpd_ps(_mm512_extractf64x4_pd(masses, 1))));
-    count += __builtin_popcount(is_left);
+// Scores picked out of a row, and e^(score - best) of each.
+struct Picks {
+  float* scores;
+  float* masses;
+  int64_t count;
+
+  void add(__m512 some_scores, __m512 some_masses, __mmask16 which) {
+    store16(scores + count, _mm512_maskz_compress_ps(which, some_scores));
+    store16(masses + count, _mm512_maskz_compress_ps(which, some_masses));
+    count += __builtin_popcount(which);
+  }
+
+  double mass_from(float least) const {
+    Sum sum;
+    for (int64_t i = 0; i < count; i += kLanes) {
+      const __mmask16 is_left = _mm512_mask_cmp_ps_mask(first_lanes(count - i), load16(scores + i),
+                                                        _mm512_set1_ps(least), _CMP_GE_OQ);
+      sum.add(load16(masses + i, is_left));
+    }
+    return sum.get();
+  }
+
+  // Drops all but those in [low, high).
+  void keep(float low, float high) {
+    const int64_t num = count;
+    count = 0;
+    for (int64_t i = 0; i < num; i += kLanes) {
+      const __m512 x = load16(scores + i);
+      const __mmask16 is_low = _mm512_mask_cmp_ps_mask(first_lanes(num - i), x, _mm512_set1_ps(low), _CMP_GE_OQ);
+      add(x, load16(masses + i), _mm512_mask_cmp_ps_mask(is_low, x, _mm512_set1_ps(high), _CMP_LT_OQ));
+    }
+  }
+};
+
+// Picks the scores from `near` on; gives the mass of all from `low` on.
+double pick_near(const Row& row, float best, float low, float near, Picks& picks) {
+  const __m512 one = _mm512_set1_ps(best), least = _mm512_set1_ps(near);
+  Sum sum;
+  picks.count = 0;
+  for_each_from(row, low, [&](__m512 x, __mmask16 is_left) {
+    const __m512 masses = _mm512_maskz_mov_ps(is_left, exp16(_mm512_sub_ps(x, one)));
+    sum.add(masses);
+    const __mmask16 is_near = _mm512_mask_cmp_ps_mask(is_left, x, least, _CMP_GE_OQ);
+    if (is_near) picks.add(x, masses, is_near);
   });
-  return {_mm512_reduce_add_pd(_mm512_add_pd(low, high)), count};
+  return sum.get();
 }
 
 // The least score inside the smallest set of best tokens that holds `top_p` of the mass of those from `border` on.
 // It is closed in between `low`, which is inside, and `high`, which is not enough, until few are left to sort.
 float nucleus_border(const Row& row, float best, float border, double top_p) {
-  float low = std::max(border, best - kNoMass), high = std::nextafter(best, -kNothing);
-  const __m512 one = _mm512_set1_ps(best);
-  for_each_from(row, low, [&](int64_t i, __m512 x, __mmask16) {
-    store16(row.masses + i, exp16(_mm512_sub_ps(x, one)));
-  });
-  Tally to_low = tally_from(row, low), to_high{0, 0};
-  const double wanted = top_p * to_low.mass;
-  float reach = 1;
-  while (to_low.count - to_high.count > kFew) {
-    reach *= 2;
-    const float middle = best - reach > low ? best - reach : low + (high - low) / 2;
+  const float last = std::max(border, best - kNoMass);
+  float low = std::max(border, best - kNear), high = std::nextafter(best, -kNothing);
+  Picks picks{row.some, row.masses, 0};
+  const double wanted = top_p * pick_near(row, best, last, low, picks);
+  if (picks.mass_from(low) < wanted) {
+    low = last;
+    pick_near(row, best, last, low, picks);
+  }
+  double above = 0;  // the mass from `high` on
+  while (picks.count > kFew) {
+    const float middle = low + (high - low) / 2;
     if (!(low < middle && middle < high)) break;
-    const Tally tally = tally_from(row, middle);
-    if (tally.mass >= wanted) {
-      low = middle, to_low = tally;
-      reach = kNoMass;
+    const double mass = above + picks.mass_from(middle);
+    if (mass >= wanted) {
+      low = middle;
     } else {
-      high = middle, to_high = tally;
+      high = middle;
+      above = mass;
     }
+    picks.keep(low, high);
   }
-  float* end = std::partition(row.some, pick_from(row, low), [&](float score) { return score < high; });
-  std::sort(row.some, end, std::greater<float>());
-  double mass = to_high.mass;
-  for (float* at = row.some; at < end - 1; ++at) {
-    mass += _mm512_cvtss_f32(exp16(_mm512_set1_ps(*at - best)));
-    if (mass >= wanted) return *at;
+  float* end = picks.scores + picks.count;
+  std::sort(picks.scores, end, std::greater<float>());
+  for (float* at = picks.scores; at < end; ++at) {
+    above += _mm512_cvtss_f32(exp16(_mm512_set1_ps(*at - best)));
+    if (above >= wanted) return *at;
   }
-  return end > row.some ? end[-1] : low;
+  return low;
 }
 
 uint64_t last_mix(uint64_t z) { return z ^ (z >> 31); }

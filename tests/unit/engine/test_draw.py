@@ -81,6 +81,34 @@ def test_leaving_out_hopeless_noise_changes_nothing(draw: Draw, spread: float, c
     assert draw(scores, wishes).token_ids.tolist() == (scores + noise).argmax(-1).tolist()
 
 
+def drawn_often(draw: Draw, scores: torch.Tensor, kind: GenerateOptions, num: int) -> set[int]:
+    """Tokens drawn with `num` seeds."""
+    drawn = draw(scores.expand(num, -1), wishes_for([kind] * num))
+    return set(drawn.token_ids.tolist())
+
+
+@pytest.mark.parametrize("top_k", [0, 200])
+@pytest.mark.parametrize("top_p", [0.03, 0.5, 0.9])
+def test_a_nucleus_ends_where_it_holds_the_mass(draw: Draw, top_k: int, top_p: float):
+    order = torch.randperm(400, generator=torch.Generator().manual_seed(0))
+    scores = torch.linspace(0, -2, 400)[order]
+    left = scores.double().exp().sort(descending=True)
+    masses = left.values[: top_k or 400]
+    size = int((masses.cumsum(0) < top_p * masses.sum()).sum()) + 1
+    kind: GenerateOptions = {"temperature": 1.0, "top_p": top_p, "top_k": top_k}
+    # The least likely one is left out by 15,000 draws in one of a million runs.
+    assert drawn_often(draw, scores, kind, 15_000) == set(left.indices[:size].tolist())
+
+
+def test_a_nucleus_reaches_far_behind_the_best_where_it_must(draw: Draw):
+    scores = torch.cat((torch.zeros(1), torch.linspace(-12.5, -13.5, 2000)))
+    masses = scores.double().softmax(0)
+    top_p = float(masses[:1001].sum())
+    drawn = drawn_often(draw, scores, {"temperature": 1.0, "top_p": top_p}, 8000)
+    assert 0 in drawn
+    assert 500 < max(drawn) <= 1001
+
+
 def test_torch_and_kernel_draw_the_same():
     kernel = native_draw(library_or_skip())
     scores = random_scores(len(KINDS) * 20, 4099)
