@@ -1,34 +1,24 @@
 """Paged attention for a packed step, under the name that transformers' models ask for.
 
-K and V of the step's tokens are written to the pool; decoding rows are then done together, grouped by
-query heads that share a KV head, and each chunk by itself, in tiles of query rows over the keys it can
-see. Slots of the pool that were never written may hold NaN: no arithmetic touches them.
-`engine/attention_reference.py` says the same slowly.
+K and V of the step's tokens are written to the pool. The kernels attend where they can be had; here in torch,
+decoding rows are done together, grouped by query heads that share a KV head, and each chunk by itself, in
+tiles of query rows over the keys it can see. Slots of the pool that were never written may hold NaN: no
+arithmetic touches them. `engine/attention_reference.py` says the same slowly.
 """
 
 from __future__ import annotations
-
-from dataclasses import dataclass
 
 import torch
 from transformers import AttentionInterface
 
 from engine.attention_probe import AttentionProbe
+from engine.attention_rules import AttentionRules
 from engine.batch import DecodeGroup, PagedBatch, PrefillRows
 from engine.errors import UnsupportedModel
+from engine.native.attention import NativeAttention
 
 ATTENTION_NAME = "pdserve_paged"
 _QUERY_TILE = 128
-
-
-@dataclass(frozen=True, slots=True)
-class AttentionRules:
-    """What a layer asks for beside softmax(QKᵀ·scaling)V."""
-
-    scaling: float
-    sliding_window: int | None = None  # a query sees so many keys, itself included
-    softcap: float | None = None
-    sinks: torch.Tensor | None = None  # [query heads]: a logit each that takes weight and gives nothing
 
 
 def paged_attention(
@@ -39,6 +29,7 @@ def paged_attention(
     attention_mask: torch.Tensor | None,
     *,
     paged_batch: PagedBatch | AttentionProbe | None = None,
+    native_attention: NativeAttention | None = None,
     scaling: float | None = None,
     sliding_window: int | None = None,
     softcap: float | None = None,
@@ -60,7 +51,7 @@ def paged_attention(
         softcap=softcap,
         sinks=s_aux,
     )
-    return attend(paged_batch, layer, query[0], key[0], value[0], rules)[None], None
+    return attend(paged_batch, layer, query[0], key[0], value[0], rules, native_attention)[None], None
 
 
 AttentionInterface.register(ATTENTION_NAME, paged_attention)
@@ -73,8 +64,11 @@ def attend(
     key: torch.Tensor,
     value: torch.Tensor,
     rules: AttentionRules,
+    native: NativeAttention | None = None,
 ) -> torch.Tensor:
     """query [Hq, T, D], key and value [H, T, D] → [T, Hq, D]; writes key and value to the pool first."""
+    if native is not None and native.can_attend(query, batch.pool, rules):
+        return native.attend(batch, layer, query, key, value, rules)
     write_kv(batch, layer, key, value)
     out = query.new_empty(query.shape[1], query.shape[0], query.shape[2])
     query = query * rules.scaling

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 import torch
 
-from engine.attention import AttentionRules
+from engine.attention_rules import AttentionRules
 
 
 def attention_reference(

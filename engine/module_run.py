@@ -5,11 +5,14 @@ from __future__ import annotations
 import torch
 
 from engine.batch import PackedBatch
+from engine.native.attention import NativeAttention
 
 
 class ModuleRun:
-    def __init__(self, module: torch.nn.Module) -> None:
+    def __init__(self, module: torch.nn.Module, attention: NativeAttention | None = None) -> None:
+        """`attention`: the kernels', where this machine has them for this module."""
         self._module = module
+        self._attention = attention
 
     def run(self, batch: PackedBatch) -> torch.Tensor:
         """Logits [R, vocab]; K and V go into the pool."""
@@ -19,6 +22,7 @@ class ModuleRun:
             use_cache=False,
             logits_to_keep=batch.logit_rows,
             paged_batch=batch.paged,
+            native_attention=self._attention,
         )
         logits: torch.Tensor = output.logits[0]
         return logits

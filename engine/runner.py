@@ -11,6 +11,7 @@ from engine.errors import ModelError
 from engine.kv_pool import KVPool
 from engine.loading import LoadedModel
 from engine.module_run import ModuleRun
+from engine.native.attention import NativeAttention
 from engine.native.decoder import NativeRun
 
 
@@ -32,4 +33,4 @@ def _stack(model: LoadedModel) -> NativeRun | ModuleRun:
         return NativeRun(model.decoder)
     if model.module is None:
         raise ModelError("the model has neither a decoder nor a module")
-    return ModuleRun(model.module)
+    return ModuleRun(model.module, None if model.library is None else NativeAttention(model.library))

@@ -8,16 +8,15 @@ from collections.abc import Callable, Sequence
 import torch
 from torch import nn
 
-from engine.batch import PackedBatch, PagedBatch
+from engine.batch import PackedBatch
 from engine.native.library import (
     LayerWeights,
     ModelWeights,
     NativeLibrary,
-    PagedRows,
-    PoolView,
     Step,
 )
 from engine.native.recognise import LayerParts, StackParts
+from engine.native.views import view_pool, view_rows
 
 # Columns of gate and up that lie side by side: those that one tile multiplies.
 _GATE_UNIT = 16
@@ -133,26 +132,11 @@ class NativeRun:
             num_logits=len(batch.logit_rows),
             logit_rows=batch.logit_rows.data_ptr(),
             logits=logits.data_ptr(),
-            pool=_pool_view(batch.paged.pool),
-            paged=_paged_rows(batch.paged),
+            pool=view_pool(batch.paged.pool),
+            paged=view_rows(batch.paged),
         )
         decoder.library.run_layers(decoder.weights, self._workspace, step)
         return logits
-
-
-def _pool_view(pool: torch.Tensor) -> PoolView:
-    _, num_layers, _, num_kv_heads, block_size, head_dim = pool.shape
-    return PoolView(pool.data_ptr(), num_layers, num_kv_heads, block_size, head_dim)
-
-
-def _paged_rows(paged: PagedBatch) -> PagedRows:
-    return PagedRows(
-        num_seqs=len(paged.context_lens),
-        first_row=paged.first_rows.data_ptr(),
-        context_len=paged.context_lens.data_ptr(),
-        block_tables=paged.block_tables.data_ptr(),
-        table_width=paged.block_tables.shape[1],
-    )
 
 
 def _side_by_side(pair: Sequence[torch.Tensor]) -> torch.Tensor:

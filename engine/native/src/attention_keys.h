@@ -2,34 +2,13 @@
 #pragma once
 
 #include <algorithm>
-#include <type_traits>
 
-#include "common.h"
+#include "attention.h"
 
 namespace pdserve {
 
-// The pool's blocks lie one after the other: [N, L, 2, H, B, D].
-struct PoolView {
-  void* data;
-  int64_t num_layers, num_kv_heads, block_size, head_dim;
-
-  // In elements.
-  int64_t head_size() const { return block_size * head_dim; }    // K, or V, of one head in one block
-  int64_t side_size() const { return num_kv_heads * head_size(); }  // K, or V, of one layer in one block
-  int64_t stride() const { return num_layers * 2 * side_size(); }   // from one block to the next
-};
-
-struct PagedRows {
-  int32_t num_seqs;
-  const int32_t* first_row;     // [S+1]
-  const int32_t* context_len;   // [S], new tokens included
-  const int32_t* block_tables;  // [S][table_width]
-  int32_t table_width;
-};
-
 constexpr int kBlockKeys = 64;  // keys that are looked at together, at positions that are a multiple of it
 constexpr int kGroups = kBlockKeys / kLanes;
-constexpr int kMaxHeadDim = 256;
 
 // Into the second-level cache. (The compiler takes a function of nothing but prefetches for one without effect.)
 __attribute__((always_inline)) inline void fetch_line(const char* at) { asm volatile("prefetcht1 %0" : : "m"(*at)); }

@@ -8,13 +8,6 @@
 
 namespace pdserve {
 
-struct AttentionRules {
-  float scaling;           // > 0
-  int32_t sliding_window;  // 0: none; a query sees so many keys, itself included
-  float softcap;           // 0: none
-  const float* sinks;      // null: none; [Hq]: a logit each that takes weight and gives nothing
-};
-
 // One call: what is asked of one layer.
 template <class T>
 struct Asked {

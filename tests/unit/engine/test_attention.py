@@ -7,8 +7,9 @@ import random
 import pytest
 import torch
 
-from engine.attention import AttentionRules, attend
+from engine.attention import attend
 from engine.attention_reference import attention_reference
+from engine.attention_rules import AttentionRules
 from engine.batch import BatchRow, pack
 from engine.kv_pool import KVPool
 from engine.layout import KVLayout

@@ -12,8 +12,8 @@ import torch
 from transformers import AutoModelForCausalLM, PreTrainedConfig
 
 from engine import attention
-from engine.attention import AttentionRules
 from engine.attention_probe import AttentionProbe
+from engine.attention_rules import AttentionRules
 from engine.config import ModelConfig
 from engine.engine import Engine
 from engine.errors import UnsupportedModel
@@ -104,13 +104,13 @@ def test_the_needs_are_those_that_arrive_and_each_is_felt(family, make_engine, e
     left_out: list[Need] = []
     attend = attention.attend
 
-    def watched(batch, layer, query, key, value, rules):
+    def watched(batch, layer, query, key, value, rules, native):
         for need, without in WITHOUT.items():
             plain = without(rules, query.shape[-1])
             if plain is not rules and plain != rules:
                 arrived.add(need)
                 rules = plain if need in left_out else rules
-        return attend(batch, layer, query, key, value, rules)
+        return attend(batch, layer, query, key, value, rules, native)
 
     monkeypatch.setattr(attention, "attend", watched)
 
