@@ -130,10 +130,10 @@ async def _way_to_new_decoder(cluster: Cluster, prefill: PrefillWorker) -> Route
 
 
 async def test_health_and_describe_answer_while_both_workers_are_saturated(cluster: Cluster) -> None:
-    decode = await cluster.decode_worker(num_blocks=1500)
-    prefill = await cluster.prefill_worker(num_blocks=1500)
+    decode = await cluster.decode_worker(num_blocks=4000)
+    prefill = await cluster.prefill_worker(num_blocks=4000)
     way = Route(cluster.prefill_stub(prefill), await cluster.subscribe(decode))
-    load = [asyncio.create_task(way.generate(spec(prompt(300, i), 600))) for i in range(30)]
+    load = [asyncio.create_task(way.generate(spec(prompt(300, i), 1700))) for i in range(30)]
     waits: list[float] = []
     for worker in (prefill, decode):
         async with grpc.aio.insecure_channel(worker.address) as channel:
