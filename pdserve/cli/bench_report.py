@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from pdserve.bench.measure import RowResult
 
 # A process that sleeps costs nothing; one that polls shows at once.
-_SPINS_FROM = 0.02
+_SPINS_FROM = 0.05
 _BUSY_FROM = 0.5
 
 

@@ -152,4 +152,4 @@ def test_the_real_vllm_runs_the_same_rows(tmp_path: Path) -> None:
     assert done.exit_code == 0, done.output
     told = json.loads(done.stdout)
     assert [row["vllm_tok_s"] > 0 for row in told["rows"]] == [True, True]
-    assert told["vllm"]["idle_load"] < 0.02
+    assert told["vllm"]["idle_load"] < 0.05
