@@ -12,6 +12,7 @@ from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 import numpy as np
+import numpy.typing as npt
 import torch
 
 from engine.draw import MAX_TEMPERATURE, MIN_TEMPERATURE, Drawn, Wishes, draw_tokens, greedy_wishes
@@ -19,6 +20,8 @@ from engine.noise import noise_keys
 from engine.sampling import PositionLogprobs, SamplingParams, TokenLogprob
 from engine.seen_tokens import SeenTokens
 
+# Scores of adjusted rows that a CPU copies at a time.
+_COPIED_SCORES = 1 << 19
 Draw = Callable[[torch.Tensor, Wishes], Drawn]
 
 
@@ -78,19 +81,23 @@ def _wishes(rows: Sequence[SampleRow], sampled: Sequence[int]) -> Wishes:
 def _draw_adjusted(
     logits: torch.Tensor, rows: Sequence[SampleRow], wishes: Wishes, adjusted: list[int], draw: Draw
 ) -> Drawn:
-    """Draws the `adjusted` rows from a copy of their scores."""
-    scores = logits[adjusted].float()
-    _adjust(scores, [rows[i] for i in adjusted])
+    """Draws the `adjusted` rows from copies of their scores: a few at a time, which stay in a cache."""
     drawn = Drawn(np.zeros(len(rows), np.int64), np.zeros(len(rows), np.bool_))
     others = np.setdiff1d(wishes.rows, adjusted)
-    for which, from_where, lies_at in (
-        (others, logits, others),
-        (np.array(adjusted), scores, np.arange(len(adjusted))),
-    ):
-        part = draw(from_where, replace(wishes.of(which), rows=lies_at))
-        drawn.token_ids[which] = part.token_ids
-        drawn.is_finite[which] = part.is_finite
+    _keep(drawn, others, draw(logits, wishes.of(others)))
+    num = max(1, _COPIED_SCORES // logits.shape[1]) if logits.device.type == "cpu" else len(adjusted)
+    for first in range(0, len(adjusted), num):
+        which = adjusted[first : first + num]
+        scores = _rows(logits, which)
+        _adjust(scores, [rows[i] for i in which])
+        wanted = replace(wishes.of(np.array(which)), rows=np.arange(len(which)))
+        _keep(drawn, which, draw(scores, wanted))
     return drawn
+
+
+def _keep(drawn: Drawn, which: npt.NDArray[np.int64] | list[int], part: Drawn) -> None:
+    drawn.token_ids[which] = part.token_ids
+    drawn.is_finite[which] = part.is_finite
 
 
 def _adjust(scores: torch.Tensor, rows: Sequence[SampleRow]) -> None:
@@ -136,13 +143,20 @@ def _logprobs(
     asking = [i for i in wishing if rows[i].params.num_logprobs is not None]
     if not asking:
         return
-    values = logits[asking].float().log_softmax(-1)
+    scores = _rows(logits, asking)
+    totals = scores.logsumexp(-1, keepdim=True)
     wanted = [rows[i].params.num_logprobs or 0 for i in asking]
-    best = values.topk(min(max(wanted), values.shape[1]))
-    for i, num, own, ids, top in zip(
-        asking, wanted, values, best.indices.tolist(), best.values.tolist(), strict=True
+    best = scores.topk(min(max(wanted), scores.shape[1]))
+    best_logprobs = (best.values - totals).tolist()
+    for i, num, own, total, ids, top in zip(
+        asking, wanted, scores, totals, best.indices.tolist(), best_logprobs, strict=True
     ):
         token_id = token_ids[i]
         if token_id is not None:
             pairs = tuple(TokenLogprob(*pair) for pair in zip(ids[:num], top[:num], strict=True))
-            yield i, PositionLogprobs(TokenLogprob(token_id, float(own[token_id])), pairs)
+            yield i, PositionLogprobs(TokenLogprob(token_id, float(own[token_id] - total)), pairs)
+
+
+def _rows(logits: torch.Tensor, which: Sequence[int]) -> torch.Tensor:
+    """A copy in float32."""
+    return logits.index_select(0, torch.tensor(which, device=logits.device)).float()
