@@ -17,7 +17,8 @@ from engine.config import SpeculativeConfig
 from engine.ngram import NgramProposer
 from engine.sequence import Sequence
 
-# What one more row adds to a step, as a share of a step of one row: 0.03 to 0.1 was measured on CPUs.
+# What one more row adds to a step, as a share of a step of one row. Measured on a CPU with our kernels: 0.03
+# to 0.08 in bfloat16, 0.05 to 0.12 in float32. Too high a figure costs little, too low a one slows new text.
 ROW_COST = 0.1
 # With more rows a step takes as long as its rows: there is nothing to gain, and nothing is proposed.
 MAX_ROWS = 32

@@ -9,7 +9,6 @@ from collections.abc import Callable
 from dataclasses import replace
 
 import pytest
-import torch
 from pydantic import ValidationError
 
 import engine.engine
@@ -335,9 +334,9 @@ def test_a_step_computes_no_more_tokens_than_its_budget_and_drafts_go_last(make_
     run = drafting._runner.run
     rows: list[list[int]] = []
 
-    def counting(step_rows, num_logits):
+    def counting(step_rows, *others):
         rows.append([len(row.token_ids) for row in step_rows])
-        return run(step_rows, num_logits)
+        return run(step_rows, *others)
 
     drafting._runner.run = counting  # type: ignore[method-assign]
     assert generate(drafting, *items) == expected
@@ -352,8 +351,8 @@ def test_logits_that_break_behind_a_draft_cost_no_token(make_engine, make_drafti
     drafting = make_drafting(proposer)
     run = drafting._runner.run
 
-    def breaking(rows, num_logits):
-        logits = run(rows, num_logits).clone()
+    def breaking(*step):
+        logits = run(*step).clone()
         logits[2:] = float("nan")
         return logits
 
@@ -554,4 +553,3 @@ def test_nothing_is_drafted_unless_it_is_asked_for(loaded: Callable[[str], Loade
     assert plain._speculator is None
     assert generate(plain, request(prompt(12) * 3, 40, sampling=SamplingParams(logit_bias=((70, 99.0),))))
     assert plain.snapshot().draft_tokens == 0
-    torch.manual_seed(0)
