@@ -292,8 +292,7 @@ class DecodeWorker:
         return PushTarget(
             key=admission.key,
             instance_id=self.identity.instance_id,
-            address=self._endpoint.address,
-            transport=self._endpoint.name,
+            ways=self._endpoint.ways,
             num_cached_blocks=blocks.num_cached_blocks,
             num_blocks=len(blocks.block_ids),
             lease_s=lease_s,

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 
 from engine.request import NewToken
@@ -17,6 +17,7 @@ from kv_transfer.send_queue import Due, SenderConfig, SendQueue
 from kv_transfer.transfer import PushTarget, Transfer
 from kv_transfer.transport.base import Connection, Transport
 from kv_transfer.verify import Verify, checksum
+from kv_transfer.ways import WAY_BROKEN, Way, WayUnusable
 from pdserve.v1.errors import FailedPrecondition, PdserveError, Unavailable
 
 log = logging.getLogger(__name__)
@@ -27,16 +28,18 @@ class Outbound:
 
     def __init__(
         self,
-        address: str,
-        transport: Transport,
+        ways: tuple[Way, ...],
+        transports: Mapping[str, Transport],
         layout: KVLayout,
         blocks: BlockStore,
         config: SenderConfig,
         on_end: Callable[[Outbound], None],
     ) -> None:
-        self.address = address
+        # Where it goes: the way that was taken, once that is known.
+        self.way = ways[0]
         self.bytes_sent = 0
-        self._transport = transport
+        self._ways = ways
+        self._transports = transports
         self._layout = layout
         self._blocks = blocks
         self._on_end = on_end
@@ -46,12 +49,17 @@ class Outbound:
         self._being_read: Transfer | None = None
         self._connection: Connection | None = None
         self._error: PdserveError | None = None
-        self._thread = threading.Thread(target=self._run, name=f"kv-to-{address}", daemon=True)
+        self._thread = threading.Thread(target=self._run, name=f"kv-to-{ways[0].address}", daemon=True)
         self._thread.start()
 
     @property
     def is_lost(self) -> bool:
         return self._error is not None
+
+    @property
+    def is_way_broken(self) -> bool:
+        """It was lost, and the next one had better go another way."""
+        return self._error is not None and self._error.reason == WAY_BROKEN
 
     @property
     def num_transfers(self) -> int:
@@ -154,7 +162,7 @@ class Outbound:
     def on_lost(self, error: PdserveError) -> None:
         with self._wake:
             if self._error is None:
-                log.info("no more KV to %s: %s", self.address, error.message)
+                log.info("no more KV to %s: %s", self.way.address, error.message)
                 self._error = error
             self._wake.notify_all()
 
@@ -162,8 +170,8 @@ class Outbound:
 
     def _run(self) -> None:
         try:
-            self._connection = connection = self._transport.connect(self.address, self)
-            self._queue.connected(connection.is_remote_writer)
+            self._connection = connection = self._connect()
+            self._queue.connected(self.way.transport, connection.is_remote_writer)
             while (due := self._next()) is not None:
                 self._send(connection, due)
         except PdserveError as error:
@@ -171,13 +179,28 @@ class Outbound:
         finally:
             self._finish()
 
+    def _connect(self) -> Connection:
+        """By the first way that can be used. Raises Unavailable."""
+        reasons: list[str] = []
+        for way in self._ways:
+            try:
+                connection = self._transports[way.transport].connect(way, self)
+            except WayUnusable as error:
+                reasons.append(f"{way.transport}: {error}")
+            else:
+                self.way = way
+                instead = f" (not by {'; not by '.join(reasons)})" if reasons else ""
+                log.info("KV to %s goes by %s%s", way.address, way.transport, instead)
+                return connection
+        raise Unavailable(f"no way for KV can be used: {'; '.join(reasons)}", reason="KV_CONNECT")
+
     def _next(self) -> Due | None:
         """Waits for what is due. None: the way is lost. Raises Unavailable if the peer is silent."""
         with self._wake:
             while self._error is None:
                 now = time.monotonic()
                 if self._queue.is_peer_silent(now):
-                    raise Unavailable(f"{self.address} answers nothing any more", reason="KV_ACK_TIMEOUT")
+                    raise Unavailable(f"{self.way.address} answers nothing any more", reason="KV_ACK_TIMEOUT")
                 due = self._queue.next(now)
                 if due is not None:
                     self._being_read = due.transfer if isinstance(due.header, Blocks) else None

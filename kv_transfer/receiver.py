@@ -6,7 +6,7 @@ It knows frames, reservations and bytes; not what carried a frame here, and not 
 from __future__ import annotations
 
 import logging
-from collections.abc import Collection, Iterable
+from collections.abc import Iterable
 
 from kv_transfer.blocks import BlockStore
 from kv_transfer.codec import FrameError, decode, encode
@@ -35,9 +35,7 @@ log = logging.getLogger(__name__)
 class Receiver:
     """Thread-safe: each stream calls `accept` from a thread of its own, one frame after the other.
 
-    `transports` are the names of those that it takes KV from, `remote_writers` of those whose senders write
-    `blocks` by themselves. `verify`: what a hand-over must be checked by at least; None for what is
-    usual on its transport.
+    `verify`: what a hand-over must be checked by at least; None for what is usual on its transport.
     """
 
     def __init__(
@@ -46,20 +44,13 @@ class Receiver:
         layout: KVLayout,
         blocks: BlockStore,
         table: ReservationTable,
-        transports: Collection[str] = ("grpc", "memory"),
-        remote_writers: Collection[str] = (),
         verify: Verify | None = None,
     ) -> None:
         self._instance_id = instance_id
         self._layout = layout
         self._blocks = blocks
         self._table = table
-        self._transports = frozenset(transports) - frozenset(remote_writers)
-        self._remote_writers = frozenset(remote_writers)
         self._verify = verify
-
-    def connect(self, peer: str) -> InboundStream:
-        return InboundStream(peer)
 
     def accept(self, stream: InboundStream, raw: bytes, apart: memoryview | None = None) -> bytes | None:
         """Applies one frame; the answer to send, or None where the frame takes none.
@@ -85,6 +76,9 @@ class Receiver:
         error = Unavailable(f"the stream from {stream.peer} broke", reason="KV_STREAM_BROKEN")
         self._table.stream_ended(stream, error)
 
+    def peer_gone(self, stream: InboundStream) -> None:
+        self._table.peer_gone(stream)
+
     def _apply(
         self, stream: InboundStream, header: Open | Blocks | Commit | Renew, payload: memoryview
     ) -> Ack:
@@ -105,8 +99,9 @@ class Receiver:
         if header.instance_id != self._instance_id:
             raise FailedPrecondition(f"{header.key} is for another process", reason="WRONG_INSTANCE")
         require_equal(self._layout, header.layout)
-        if header.transport not in (self._remote_writers if header.is_remote_writer else self._transports):
-            raise FailedPrecondition(f"no transport {header.transport!r} here", reason="WRONG_TRANSPORT")
+        if (header.transport, header.is_remote_writer) != (stream.transport, stream.is_remote_writer):
+            told = f"this stream is {stream.transport}'s, not {header.transport!r}'s"
+            raise FailedPrecondition(f"{header.key}: {told}", reason="WRONG_TRANSPORT")
         demanded = default_verify(header.is_remote_writer) if self._verify is None else self._verify
         if header.verify < demanded:
             checks = f"verify is {header.verify.name.lower()} there, {demanded.name.lower()} here"

@@ -59,13 +59,15 @@ class SendQueue:
         # A transfer: its Open, without which D would take no Abort from us.
         self._farewells: deque[Transfer | Abort | Closed] = deque()
         self._window = Window(config.window_bytes)
+        self._transport = ""
         self._is_remote_writer = False
 
     def __len__(self) -> int:
         return len(self._transfers)
 
-    def connected(self, is_remote_writer: bool) -> None:
+    def connected(self, transport: str, is_remote_writer: bool) -> None:
         """Before the first `next`."""
+        self._transport = transport
         self._is_remote_writer = is_remote_writer
 
     @property
@@ -170,7 +172,7 @@ class SendQueue:
         return Open(
             transfer.key,
             target.instance_id,
-            target.transport,
+            self._transport,
             self._layout,
             *shape,
             self.verify,

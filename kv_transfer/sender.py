@@ -11,6 +11,7 @@ from kv_transfer.outbound import Outbound
 from kv_transfer.send_queue import SenderConfig
 from kv_transfer.transfer import PushTarget, Transfer
 from kv_transfer.transport.base import Transport
+from kv_transfer.ways import Way
 from pdserve.v1.errors import FailedPrecondition, Unavailable
 
 
@@ -29,7 +30,10 @@ class Sender:
         self._transports = dict(transports)
         self._config = config or SenderConfig()
         self._lock = threading.Lock()
-        self._outbounds: dict[tuple[str, str, str], Outbound] = {}
+        # By D's process and where it is reached: a new one at an old address gets a new connection.
+        self._outbounds: dict[tuple[str, tuple[Way, ...]], Outbound] = {}
+        # (D's process, transport) of ways that failed once.
+        self._broken: set[tuple[str, str]] = set()
         # Of connections that have ended.
         self._past_bytes_sent = 0
         self._is_closed = False
@@ -37,10 +41,7 @@ class Sender:
     def open(self, target: PushTarget) -> Transfer:
         """Returns at once: connecting is the thread's. Raises FailedPrecondition for an unknown transport,
         Unavailable after `close`."""
-        transport = self._transports.get(target.transport)
-        if transport is None:
-            raise FailedPrecondition(f"no transport {target.transport!r} here", reason="WRONG_TRANSPORT")
-        return self._outbound(target, transport).open(target)
+        return self._outbound(target).open(target)
 
     def close(self) -> None:
         """Fails all transfers and returns when every thread has left."""
@@ -68,25 +69,42 @@ class Sender:
         for outbound in outbounds:
             outbound.check_integrity()
 
-    def _outbound(self, target: PushTarget, transport: Transport) -> Outbound:
-        """The instance is part of the key: a new process at an old address gets a new connection."""
-        key = (target.transport, target.address, target.instance_id)
+    def _outbound(self, target: PushTarget) -> Outbound:
+        peer = target.instance_id, target.ways
         with self._lock:
             if self._is_closed:
                 raise Unavailable("the prefill worker stops", reason="STOPPING")
-            outbound = self._outbounds.get(key)
+            outbound = self._outbounds.get(peer)
             if outbound is None or outbound.is_lost:
                 if outbound is not None:
-                    self._past_bytes_sent += outbound.bytes_sent
+                    self._drop(peer, outbound)
                 outbound = Outbound(
-                    target.address, transport, self._layout, self._blocks, self._config, self._forget
+                    self._ways(target),
+                    self._transports,
+                    self._layout,
+                    self._blocks,
+                    self._config,
+                    self._forget,
                 )
-                self._outbounds[key] = outbound
+                self._outbounds[peer] = outbound
             return outbound
+
+    def _ways(self, target: PushTarget) -> tuple[Way, ...]:
+        known = [way for way in target.ways if way.transport in self._transports]
+        if not known:
+            offered = ", ".join(way.transport for way in target.ways)
+            raise FailedPrecondition(f"no such transport here: {offered}", reason="WRONG_TRANSPORT")
+        whole = [way for way in known if (target.instance_id, way.transport) not in self._broken]
+        return tuple(whole or known)
 
     def _forget(self, ended: Outbound) -> None:
         with self._lock:
-            for key, outbound in list(self._outbounds.items()):
+            for peer, outbound in list(self._outbounds.items()):
                 if outbound is ended:
-                    del self._outbounds[key]
-                    self._past_bytes_sent += ended.bytes_sent
+                    self._drop(peer, outbound)
+
+    def _drop(self, peer: tuple[str, tuple[Way, ...]], lost: Outbound) -> None:
+        del self._outbounds[peer]
+        self._past_bytes_sent += lost.bytes_sent
+        if lost.is_way_broken:
+            self._broken.add((peer[0], lost.way.transport))

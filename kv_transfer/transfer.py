@@ -24,6 +24,7 @@ from engine.request import NewToken
 from kv_transfer.frame import TransferKey
 from kv_transfer.progress import Progress
 from kv_transfer.verify import Digest
+from kv_transfer.ways import Way
 from pdserve.v1.errors import Internal, PdserveError
 
 
@@ -54,8 +55,8 @@ class PushTarget:
 
     key: TransferKey
     instance_id: str
-    address: str
-    transport: str
+    # Best first; at least one.
+    ways: tuple[Way, ...]
     num_cached_blocks: int
     num_blocks: int
     lease_s: float

@@ -192,7 +192,7 @@ class ScriptedDecode(ScriptedWorker, worker_pb2_grpc.DecodeWorkerServicer):
             transfer_id=spec.transfer_id,
             epoch=spec.epoch,
             instance_id=self.instance_id,
-            push_address=self.address,
+            ways=[worker_pb2.Way(transport="grpc", address=self.address)],
             num_blocks=self._blocks(spec),
             lease_ms=5000,
         )

@@ -9,6 +9,7 @@ from engine.request import EngineLimits, EngineLoad, NewToken, PrefillReport, Se
 from engine.sampling import FinishReason, PositionLogprobs, SamplingParams, StopConditions, TokenLogprob
 from kv_transfer.frame import TransferKey
 from kv_transfer.transfer import PushTarget
+from kv_transfer.ways import Way
 from pdserve.v1 import cluster_pb2, generation_pb2, worker_pb2
 from pdserve.v1.errors import InvalidArgument
 from worker.identity import Role
@@ -182,8 +183,7 @@ def reservation_message(target: PushTarget) -> worker_pb2.Reservation:
         transfer_id=target.key.transfer_id,
         epoch=target.key.epoch,
         instance_id=target.instance_id,
-        push_address=target.address,
-        transport=target.transport,
+        ways=[_way_message(way) for way in target.ways],
         num_cached_blocks=target.num_cached_blocks,
         num_blocks=target.num_blocks,
         lease_ms=round(target.lease_s * 1000),
@@ -191,14 +191,22 @@ def reservation_message(target: PushTarget) -> worker_pb2.Reservation:
 
 
 def push_target(message: worker_pb2.Reservation) -> PushTarget:
-    if message.num_cached_blocks > message.num_blocks or message.lease_ms == 0:
+    if message.num_cached_blocks > message.num_blocks or message.lease_ms == 0 or not message.ways:
         raise InvalidArgument("the reservation contradicts itself")
     return PushTarget(
         key=transfer_key(message.transfer_id, message.epoch),
         instance_id=message.instance_id,
-        address=message.push_address,
-        transport=message.transport,
+        ways=tuple(_way(way) for way in message.ways),
         num_cached_blocks=message.num_cached_blocks,
         num_blocks=message.num_blocks,
         lease_s=message.lease_ms / 1000,
     )
+
+
+def _way_message(way: Way) -> worker_pb2.Way:
+    return worker_pb2.Way(transport=way.transport, address=way.address, nonce=way.nonce)
+
+
+def _way(message: worker_pb2.Way) -> Way:
+    nonce = message.nonce if message.HasField("nonce") else None
+    return Way(message.transport, message.address, nonce)

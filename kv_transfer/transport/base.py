@@ -21,6 +21,11 @@ those that D named in its answer to the Open. D's side then gets a frame without
 that says so in Open, and the receiver accepts it only of transports that it knows to be such. What such a
 sender may have touched is freed only by its Commit or Closed, or by the proven death of its process.
 
+*Several ways.* A decode worker offers the ways that it has, the best first. `connect` raises WayUnusable
+where these two processes cannot use one (another host, memory that will not open), and the sender tries the
+next. Where a way breaks later although the peer lives, `on_lost` gets an error whose reason is WAY_BROKEN:
+what was on its way fails, and what comes next goes by another.
+
 *Bytes apart from frames.* A transport that carries payloads on a way of their own hands them to
 `FrameSink.accept` with the frame that they belong to.
 
@@ -41,6 +46,7 @@ from typing import Protocol
 
 from kv_transfer.blocks import Cells
 from kv_transfer.frame import Header
+from kv_transfer.ways import Way
 from pdserve.v1.errors import PdserveError
 
 
@@ -71,32 +77,36 @@ class Connection(Protocol):
 
 
 class Transport(Protocol):
-    """P's way to any D. `name` is what a reservation names."""
+    """P's end of one kind of way to any D. `name` is what a reservation calls it."""
 
     name: str
 
-    def connect(self, address: str, events: ConnectionEvents) -> Connection:
-        """Raises Unavailable where nobody answers in time."""
+    def connect(self, way: Way, events: ConnectionEvents) -> Connection:
+        """Raises Unavailable where nobody answers in time, WayUnusable where these two cannot use the way."""
         ...
 
 
 class InboundStream:
-    """D's end of one connection: an identity, by which a reservation knows its sender."""
+    """D's end of one connection: an identity, by which a reservation knows its sender.
 
-    __slots__ = ("peer",)
+    What it carries is its endpoint's to say; an Open that says otherwise is refused.
+    """
 
-    def __init__(self, peer: str) -> None:
+    __slots__ = ("is_remote_writer", "peer", "transport")
+
+    def __init__(self, peer: str, transport: str, is_remote_writer: bool = False) -> None:
         self.peer = peer
+        self.transport = transport
+        self.is_remote_writer = is_remote_writer
 
 
 class PushEndpoint(Protocol):
-    """D's listening end. `name` is the transport's, `address` what a reservation tells P to connect to."""
+    """D's listening end."""
 
     @property
-    def name(self) -> str: ...
-
-    @property
-    def address(self) -> str: ...
+    def ways(self) -> tuple[Way, ...]:
+        """To here, the best first: what reservations offer."""
+        ...
 
     def start(self) -> None: ...
 
@@ -108,8 +118,6 @@ class PushEndpoint(Protocol):
 class FrameSink(Protocol):
     """What a transport delivers to on D (`Receiver`)."""
 
-    def connect(self, peer: str) -> InboundStream: ...
-
     def accept(self, stream: InboundStream, raw: bytes, apart: memoryview | None = None) -> bytes | None:
         """The answer to send, if the frame takes one. `apart`: its payload, where that did not come in the
         frame. Raises FrameError where the stream must be ended.
@@ -117,5 +125,9 @@ class FrameSink(Protocol):
         ...
 
     def disconnect(self, stream: InboundStream) -> None:
-        """Once for each `connect`, when no `accept` of this stream is running or will come."""
+        """Once for each stream, when no `accept` of it is running or will come."""
+        ...
+
+    def peer_gone(self, stream: InboundStream) -> None:
+        """Proof that nobody behind a remote writer's stream can write any more, before or after its end."""
         ...

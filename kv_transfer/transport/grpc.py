@@ -16,7 +16,8 @@ import grpc
 from kv_transfer.blocks import Cells
 from kv_transfer.codec import FrameError, encode, max_message_bytes
 from kv_transfer.frame import Header
-from kv_transfer.transport.base import ConnectionEvents, FrameSink
+from kv_transfer.transport.base import ConnectionEvents, FrameSink, InboundStream
+from kv_transfer.ways import Way
 from pdserve.v1.errors import PdserveError, Unavailable, from_rpc_error
 
 SERVICE = "pdserve.v1.KVTransfer"
@@ -60,14 +61,16 @@ class GrpcTransport:
         self._connect_timeout_s = connect_timeout_s
         self._send_timeout_s = send_timeout_s
 
-    def connect(self, address: str, events: ConnectionEvents) -> GrpcConnection:
-        channel = grpc.insecure_channel(address, options=self._options)
+    def connect(self, way: Way, events: ConnectionEvents) -> GrpcConnection:
+        channel = grpc.insecure_channel(way.address, options=self._options)
         try:
             grpc.channel_ready_future(channel).result(timeout=self._connect_timeout_s)
         except grpc.FutureTimeoutError:
             channel.close()
             waited = f"{self._connect_timeout_s} s"
-            raise Unavailable(f"{address} took no KV connection in {waited}", reason="KV_CONNECT") from None
+            raise Unavailable(
+                f"{way.address} took no KV connection in {waited}", reason="KV_CONNECT"
+            ) from None
         return GrpcConnection(channel, events, self._send_timeout_s)
 
 
@@ -144,8 +147,6 @@ class _Handover:
 class GrpcPushServer:
     """D's side: a thread for each prefill worker that is connected."""
 
-    name = "grpc"
-
     def __init__(
         self, sink: FrameSink, host: str, port: int, block_bytes: int, max_streams: int = 128
     ) -> None:
@@ -168,6 +169,10 @@ class GrpcPushServer:
     def address(self) -> str:
         return f"{self._host}:{self.port}"
 
+    @property
+    def ways(self) -> tuple[Way, ...]:
+        return (Way(GrpcTransport.name, self.address),)
+
     def start(self) -> None:
         self._server.start()
 
@@ -177,7 +182,7 @@ class GrpcPushServer:
         self._threads.shutdown(wait=True)
 
     def _push(self, frames: Iterator[bytes], context: grpc.ServicerContext) -> Iterator[bytes]:
-        stream = self._sink.connect(context.peer())
+        stream = InboundStream(context.peer(), GrpcTransport.name)
         try:
             for raw in frames:
                 reply = self._sink.accept(stream, raw)

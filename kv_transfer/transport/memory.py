@@ -14,7 +14,8 @@ from dataclasses import dataclass, field
 from kv_transfer.blocks import BlockStore, Cells
 from kv_transfer.codec import FrameError, encode
 from kv_transfer.frame import Header
-from kv_transfer.transport.base import Connection, ConnectionEvents, FrameSink
+from kv_transfer.transport.base import Connection, ConnectionEvents, FrameSink, InboundStream
+from kv_transfer.ways import Way
 from pdserve.v1.errors import Unavailable
 
 
@@ -53,12 +54,12 @@ class MemoryTransport:
         for connection in [c for to, c in self._connections if to == address]:
             connection.break_off()
 
-    def connect(self, address: str, events: ConnectionEvents) -> Connection:
-        listener = self._sinks.get(address)
+    def connect(self, way: Way, events: ConnectionEvents) -> Connection:
+        listener = self._sinks.get(way.address)
         if listener is None:
-            raise Unavailable(f"nobody listens at {address}", reason="KV_CONNECT")
-        connection = MemoryConnection(*listener, events, self.faults)
-        self._connections.append((address, connection))
+            raise Unavailable(f"nobody listens at {way.address}", reason="KV_CONNECT")
+        connection = MemoryConnection(self.name, *listener, events, self.faults)
+        self._connections.append((way.address, connection))
         return connection
 
 
@@ -66,27 +67,32 @@ class MemoryEndpoint:
     """D's side."""
 
     def __init__(self, transport: MemoryTransport, address: str, sink: FrameSink) -> None:
-        self.name = transport.name
-        self.address = address
+        self.ways = (Way(transport.name, address),)
+        self._address = address
         self._transport = transport
         self._sink = sink
 
     def start(self) -> None:
-        self._transport.listen(self.address, self._sink)
+        self._transport.listen(self._address, self._sink)
 
     def stop(self) -> None:
-        self._transport.close(self.address)
+        self._transport.close(self._address)
 
 
 class MemoryConnection:
     def __init__(
-        self, sink: FrameSink, blocks: BlockStore | None, events: ConnectionEvents, faults: Faults
+        self,
+        transport: str,
+        sink: FrameSink,
+        blocks: BlockStore | None,
+        events: ConnectionEvents,
+        faults: Faults,
     ) -> None:
         self._sink = sink
         self._blocks = blocks
         self._events = events
         self._faults = faults
-        self._stream = sink.connect("memory")
+        self._stream = InboundStream("memory", transport, is_remote_writer=blocks is not None)
         self._wake = threading.Condition()
         self._frames: deque[bytes] = deque()
         self._is_closed = False

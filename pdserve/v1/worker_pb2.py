@@ -26,7 +26,7 @@ from pdserve.v1 import cluster_pb2 as pdserve_dot_v1_dot_cluster__pb2
 from pdserve.v1 import generation_pb2 as pdserve_dot_v1_dot_generation__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x17pdserve/v1/worker.proto\x12\npdserve.v1\x1a\x18pdserve/v1/cluster.proto\x1a\x1bpdserve/v1/generation.proto\"\x14\n\x05\x46rame\x12\x0b\n\x03raw\x18\x01 \x01(\x0c\"\x11\n\x0f\x44\x65scribeRequest\"<\n\x10\x44\x65scribeResponse\x12(\n\x06status\x18\x01 \x01(\x0b\x32\x18.pdserve.v1.WorkerStatus\"\xe8\x01\n\x0cSequenceSpec\x12\x13\n\x0btransfer_id\x18\x01 \x01(\t\x12\r\n\x05\x65poch\x18\x02 \x01(\r\x12\x18\n\x10prompt_token_ids\x18\x03 \x03(\r\x12\x17\n\x0fknown_token_ids\x18\x04 \x03(\r\x12,\n\x08sampling\x18\x05 \x01(\x0b\x32\x1a.pdserve.v1.SamplingParams\x12(\n\x04stop\x18\x06 \x01(\x0b\x32\x1a.pdserve.v1.StopConditions\x12)\n\x06output\x18\x07 \x01(\x0b\x32\x19.pdserve.v1.OutputOptions\"\xc8\x01\n\x0eReserveRequest\x12*\n\x08sequence\x18\x01 \x01(\x0b\x32\x18.pdserve.v1.SequenceSpec\x12\x11\n\trouter_id\x18\x02 \x01(\t\x12-\n\x04mode\x18\x03 \x01(\x0e\x32\x1f.pdserve.v1.ReserveRequest.Mode\"H\n\x04Mode\x12\x14\n\x10MODE_UNSPECIFIED\x10\x00\x12\x13\n\x0fMODE_RECEIVE_KV\x10\x01\x12\x15\n\x11MODE_PREFILL_HERE\x10\x02\"e\n\x0fReserveResponse\x12,\n\x0breservation\x18\x01 \x01(\x0b\x32\x17.pdserve.v1.Reservation\x12$\n\x04load\x18\x02 \x01(\x0b\x32\x16.pdserve.v1.WorkerLoad\"\xb0\x01\n\x0bReservation\x12\x13\n\x0btransfer_id\x18\x01 \x01(\t\x12\r\n\x05\x65poch\x18\x02 \x01(\r\x12\x13\n\x0binstance_id\x18\x03 \x01(\t\x12\x14\n\x0cpush_address\x18\x04 \x01(\t\x12\x11\n\ttransport\x18\x05 \x01(\t\x12\x19\n\x11num_cached_blocks\x18\x06 \x01(\r\x12\x12\n\nnum_blocks\x18\x07 \x01(\r\x12\x10\n\x08lease_ms\x18\x08 \x01(\r\"7\n\x0eReleaseRequest\x12%\n\x04keys\x18\x01 \x03(\x0b\x32\x17.pdserve.v1.SequenceKey\"1\n\x0bSequenceKey\x12\x13\n\x0btransfer_id\x18\x01 \x01(\t\x12\r\n\x05\x65poch\x18\x02 \x01(\r\"\'\n\x0fReleaseResponse\x12\x14\n\x0cnum_released\x18\x01 \x01(\r\"%\n\x10SubscribeRequest\x12\x11\n\trouter_id\x18\x01 \x01(\t\"\x87\x01\n\nStepOutput\x12\'\n\x06tokens\x18\x01 \x03(\x0b\x32\x17.pdserve.v1.TokenOutput\x12*\n\x06\x66\x61iled\x18\x02 \x03(\x0b\x32\x1a.pdserve.v1.SequenceFailed\x12$\n\x04load\x18\x03 \x01(\x0b\x32\x16.pdserve.v1.WorkerLoad\"\x8b\x02\n\x0bTokenOutput\x12\x13\n\x0btransfer_id\x18\x01 \x01(\t\x12\r\n\x05\x65poch\x18\x02 \x01(\r\x12\x10\n\x08position\x18\x03 \x01(\r\x12\x10\n\x08token_id\x18\x04 \x01(\r\x12.\n\x08logprobs\x18\x05 \x01(\x0b\x32\x1c.pdserve.v1.PositionLogprobs\x12/\n\rfinish_reason\x18\x06 \x01(\x0e\x32\x18.pdserve.v1.FinishReason\x12*\n\x07prefill\x18\x07 \x01(\x0b\x32\x19.pdserve.v1.PrefillReport\x12\x13\n\x0bwas_drafted\x18\x08 \x01(\x08\x12\x12\n\nnum_drafts\x18\t \x01(\r\"L\n\rPrefillReport\x12\x15\n\rcached_tokens\x18\x01 \x01(\r\x12\x10\n\x08queue_ms\x18\x02 \x01(\x01\x12\x12\n\nprefill_ms\x18\x03 \x01(\x01\"S\n\x0eSequenceFailed\x12\x13\n\x0btransfer_id\x18\x01 \x01(\t\x12\r\n\x05\x65poch\x18\x02 \x01(\r\x12\x0c\n\x04\x63ode\x18\x03 \x01(\x05\x12\x0f\n\x07message\x18\x04 \x01(\t\"j\n\x0ePrefillRequest\x12*\n\x08sequence\x18\x01 \x01(\x0b\x32\x18.pdserve.v1.SequenceSpec\x12,\n\x0breservation\x18\x02 \x01(\x0b\x32\x17.pdserve.v1.Reservation\"z\n\x0fPrefillResponse\x12-\n\x0b\x66irst_token\x18\x01 \x01(\x0b\x32\x16.pdserve.v1.FirstTokenH\x00\x12/\n\x0ctransfer_end\x18\x02 \x01(\x0b\x32\x17.pdserve.v1.TransferEndH\x00\x42\x07\n\x05\x65vent\"Z\n\nFirstToken\x12&\n\x05token\x18\x01 \x01(\x0b\x32\x17.pdserve.v1.TokenOutput\x12$\n\x04load\x18\x02 \x01(\x0b\x32\x16.pdserve.v1.WorkerLoad\"t\n\x0bTransferEnd\x12\x13\n\x0btransfer_ms\x18\x01 \x01(\x01\x12\x16\n\x0etransfer_bytes\x18\x02 \x01(\x04\x12\x12\n\nnum_blocks\x18\x03 \x01(\r\x12$\n\x04load\x18\x04 \x01(\x0b\x32\x16.pdserve.v1.WorkerLoad2O\n\x06Worker\x12\x45\n\x08\x44\x65scribe\x12\x1b.pdserve.v1.DescribeRequest\x1a\x1c.pdserve.v1.DescribeResponse2U\n\rPrefillWorker\x12\x44\n\x07Prefill\x12\x1a.pdserve.v1.PrefillRequest\x1a\x1b.pdserve.v1.PrefillResponse0\x01\x32\xdb\x01\n\x0c\x44\x65\x63odeWorker\x12\x42\n\x07Reserve\x12\x1a.pdserve.v1.ReserveRequest\x1a\x1b.pdserve.v1.ReserveResponse\x12\x42\n\x07Release\x12\x1a.pdserve.v1.ReleaseRequest\x1a\x1b.pdserve.v1.ReleaseResponse\x12\x43\n\tSubscribe\x12\x1c.pdserve.v1.SubscribeRequest\x1a\x16.pdserve.v1.StepOutput0\x01\x32>\n\nKVTransfer\x12\x30\n\x04Push\x12\x11.pdserve.v1.Frame\x1a\x11.pdserve.v1.Frame(\x01\x30\x01\x62\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x17pdserve/v1/worker.proto\x12\npdserve.v1\x1a\x18pdserve/v1/cluster.proto\x1a\x1bpdserve/v1/generation.proto\"\x14\n\x05\x46rame\x12\x0b\n\x03raw\x18\x01 \x01(\x0c\"\x11\n\x0f\x44\x65scribeRequest\"<\n\x10\x44\x65scribeResponse\x12(\n\x06status\x18\x01 \x01(\x0b\x32\x18.pdserve.v1.WorkerStatus\"\xe8\x01\n\x0cSequenceSpec\x12\x13\n\x0btransfer_id\x18\x01 \x01(\t\x12\r\n\x05\x65poch\x18\x02 \x01(\r\x12\x18\n\x10prompt_token_ids\x18\x03 \x03(\r\x12\x17\n\x0fknown_token_ids\x18\x04 \x03(\r\x12,\n\x08sampling\x18\x05 \x01(\x0b\x32\x1a.pdserve.v1.SamplingParams\x12(\n\x04stop\x18\x06 \x01(\x0b\x32\x1a.pdserve.v1.StopConditions\x12)\n\x06output\x18\x07 \x01(\x0b\x32\x19.pdserve.v1.OutputOptions\"\xc8\x01\n\x0eReserveRequest\x12*\n\x08sequence\x18\x01 \x01(\x0b\x32\x18.pdserve.v1.SequenceSpec\x12\x11\n\trouter_id\x18\x02 \x01(\t\x12-\n\x04mode\x18\x03 \x01(\x0e\x32\x1f.pdserve.v1.ReserveRequest.Mode\"H\n\x04Mode\x12\x14\n\x10MODE_UNSPECIFIED\x10\x00\x12\x13\n\x0fMODE_RECEIVE_KV\x10\x01\x12\x15\n\x11MODE_PREFILL_HERE\x10\x02\"e\n\x0fReserveResponse\x12,\n\x0breservation\x18\x01 \x01(\x0b\x32\x17.pdserve.v1.Reservation\x12$\n\x04load\x18\x02 \x01(\x0b\x32\x16.pdserve.v1.WorkerLoad\"\xa6\x01\n\x0bReservation\x12\x13\n\x0btransfer_id\x18\x01 \x01(\t\x12\r\n\x05\x65poch\x18\x02 \x01(\r\x12\x13\n\x0binstance_id\x18\x03 \x01(\t\x12\x1d\n\x04ways\x18\x04 \x03(\x0b\x32\x0f.pdserve.v1.Way\x12\x19\n\x11num_cached_blocks\x18\x05 \x01(\r\x12\x12\n\nnum_blocks\x18\x06 \x01(\r\x12\x10\n\x08lease_ms\x18\x07 \x01(\r\"G\n\x03Way\x12\x11\n\ttransport\x18\x01 \x01(\t\x12\x0f\n\x07\x61\x64\x64ress\x18\x02 \x01(\t\x12\x12\n\x05nonce\x18\x03 \x01(\x0cH\x00\x88\x01\x01\x42\x08\n\x06_nonce\"7\n\x0eReleaseRequest\x12%\n\x04keys\x18\x01 \x03(\x0b\x32\x17.pdserve.v1.SequenceKey\"1\n\x0bSequenceKey\x12\x13\n\x0btransfer_id\x18\x01 \x01(\t\x12\r\n\x05\x65poch\x18\x02 \x01(\r\"\'\n\x0fReleaseResponse\x12\x14\n\x0cnum_released\x18\x01 \x01(\r\"%\n\x10SubscribeRequest\x12\x11\n\trouter_id\x18\x01 \x01(\t\"\x87\x01\n\nStepOutput\x12\'\n\x06tokens\x18\x01 \x03(\x0b\x32\x17.pdserve.v1.TokenOutput\x12*\n\x06\x66\x61iled\x18\x02 \x03(\x0b\x32\x1a.pdserve.v1.SequenceFailed\x12$\n\x04load\x18\x03 \x01(\x0b\x32\x16.pdserve.v1.WorkerLoad\"\x8b\x02\n\x0bTokenOutput\x12\x13\n\x0btransfer_id\x18\x01 \x01(\t\x12\r\n\x05\x65poch\x18\x02 \x01(\r\x12\x10\n\x08position\x18\x03 \x01(\r\x12\x10\n\x08token_id\x18\x04 \x01(\r\x12.\n\x08logprobs\x18\x05 \x01(\x0b\x32\x1c.pdserve.v1.PositionLogprobs\x12/\n\rfinish_reason\x18\x06 \x01(\x0e\x32\x18.pdserve.v1.FinishReason\x12*\n\x07prefill\x18\x07 \x01(\x0b\x32\x19.pdserve.v1.PrefillReport\x12\x13\n\x0bwas_drafted\x18\x08 \x01(\x08\x12\x12\n\nnum_drafts\x18\t \x01(\r\"L\n\rPrefillReport\x12\x15\n\rcached_tokens\x18\x01 \x01(\r\x12\x10\n\x08queue_ms\x18\x02 \x01(\x01\x12\x12\n\nprefill_ms\x18\x03 \x01(\x01\"S\n\x0eSequenceFailed\x12\x13\n\x0btransfer_id\x18\x01 \x01(\t\x12\r\n\x05\x65poch\x18\x02 \x01(\r\x12\x0c\n\x04\x63ode\x18\x03 \x01(\x05\x12\x0f\n\x07message\x18\x04 \x01(\t\"j\n\x0ePrefillRequest\x12*\n\x08sequence\x18\x01 \x01(\x0b\x32\x18.pdserve.v1.SequenceSpec\x12,\n\x0breservation\x18\x02 \x01(\x0b\x32\x17.pdserve.v1.Reservation\"z\n\x0fPrefillResponse\x12-\n\x0b\x66irst_token\x18\x01 \x01(\x0b\x32\x16.pdserve.v1.FirstTokenH\x00\x12/\n\x0ctransfer_end\x18\x02 \x01(\x0b\x32\x17.pdserve.v1.TransferEndH\x00\x42\x07\n\x05\x65vent\"Z\n\nFirstToken\x12&\n\x05token\x18\x01 \x01(\x0b\x32\x17.pdserve.v1.TokenOutput\x12$\n\x04load\x18\x02 \x01(\x0b\x32\x16.pdserve.v1.WorkerLoad\"t\n\x0bTransferEnd\x12\x13\n\x0btransfer_ms\x18\x01 \x01(\x01\x12\x16\n\x0etransfer_bytes\x18\x02 \x01(\x04\x12\x12\n\nnum_blocks\x18\x03 \x01(\r\x12$\n\x04load\x18\x04 \x01(\x0b\x32\x16.pdserve.v1.WorkerLoad2O\n\x06Worker\x12\x45\n\x08\x44\x65scribe\x12\x1b.pdserve.v1.DescribeRequest\x1a\x1c.pdserve.v1.DescribeResponse2U\n\rPrefillWorker\x12\x44\n\x07Prefill\x12\x1a.pdserve.v1.PrefillRequest\x1a\x1b.pdserve.v1.PrefillResponse0\x01\x32\xdb\x01\n\x0c\x44\x65\x63odeWorker\x12\x42\n\x07Reserve\x12\x1a.pdserve.v1.ReserveRequest\x1a\x1b.pdserve.v1.ReserveResponse\x12\x42\n\x07Release\x12\x1a.pdserve.v1.ReleaseRequest\x1a\x1b.pdserve.v1.ReleaseResponse\x12\x43\n\tSubscribe\x12\x1c.pdserve.v1.SubscribeRequest\x1a\x16.pdserve.v1.StepOutput0\x01\x32>\n\nKVTransfer\x12\x30\n\x04Push\x12\x11.pdserve.v1.Frame\x1a\x11.pdserve.v1.Frame(\x01\x30\x01\x62\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -48,37 +48,39 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_RESERVERESPONSE']._serialized_start=635
   _globals['_RESERVERESPONSE']._serialized_end=736
   _globals['_RESERVATION']._serialized_start=739
-  _globals['_RESERVATION']._serialized_end=915
-  _globals['_RELEASEREQUEST']._serialized_start=917
-  _globals['_RELEASEREQUEST']._serialized_end=972
-  _globals['_SEQUENCEKEY']._serialized_start=974
-  _globals['_SEQUENCEKEY']._serialized_end=1023
-  _globals['_RELEASERESPONSE']._serialized_start=1025
-  _globals['_RELEASERESPONSE']._serialized_end=1064
-  _globals['_SUBSCRIBEREQUEST']._serialized_start=1066
-  _globals['_SUBSCRIBEREQUEST']._serialized_end=1103
-  _globals['_STEPOUTPUT']._serialized_start=1106
-  _globals['_STEPOUTPUT']._serialized_end=1241
-  _globals['_TOKENOUTPUT']._serialized_start=1244
-  _globals['_TOKENOUTPUT']._serialized_end=1511
-  _globals['_PREFILLREPORT']._serialized_start=1513
-  _globals['_PREFILLREPORT']._serialized_end=1589
-  _globals['_SEQUENCEFAILED']._serialized_start=1591
-  _globals['_SEQUENCEFAILED']._serialized_end=1674
-  _globals['_PREFILLREQUEST']._serialized_start=1676
-  _globals['_PREFILLREQUEST']._serialized_end=1782
-  _globals['_PREFILLRESPONSE']._serialized_start=1784
-  _globals['_PREFILLRESPONSE']._serialized_end=1906
-  _globals['_FIRSTTOKEN']._serialized_start=1908
-  _globals['_FIRSTTOKEN']._serialized_end=1998
-  _globals['_TRANSFEREND']._serialized_start=2000
-  _globals['_TRANSFEREND']._serialized_end=2116
-  _globals['_WORKER']._serialized_start=2118
-  _globals['_WORKER']._serialized_end=2197
-  _globals['_PREFILLWORKER']._serialized_start=2199
-  _globals['_PREFILLWORKER']._serialized_end=2284
-  _globals['_DECODEWORKER']._serialized_start=2287
-  _globals['_DECODEWORKER']._serialized_end=2506
-  _globals['_KVTRANSFER']._serialized_start=2508
-  _globals['_KVTRANSFER']._serialized_end=2570
+  _globals['_RESERVATION']._serialized_end=905
+  _globals['_WAY']._serialized_start=907
+  _globals['_WAY']._serialized_end=978
+  _globals['_RELEASEREQUEST']._serialized_start=980
+  _globals['_RELEASEREQUEST']._serialized_end=1035
+  _globals['_SEQUENCEKEY']._serialized_start=1037
+  _globals['_SEQUENCEKEY']._serialized_end=1086
+  _globals['_RELEASERESPONSE']._serialized_start=1088
+  _globals['_RELEASERESPONSE']._serialized_end=1127
+  _globals['_SUBSCRIBEREQUEST']._serialized_start=1129
+  _globals['_SUBSCRIBEREQUEST']._serialized_end=1166
+  _globals['_STEPOUTPUT']._serialized_start=1169
+  _globals['_STEPOUTPUT']._serialized_end=1304
+  _globals['_TOKENOUTPUT']._serialized_start=1307
+  _globals['_TOKENOUTPUT']._serialized_end=1574
+  _globals['_PREFILLREPORT']._serialized_start=1576
+  _globals['_PREFILLREPORT']._serialized_end=1652
+  _globals['_SEQUENCEFAILED']._serialized_start=1654
+  _globals['_SEQUENCEFAILED']._serialized_end=1737
+  _globals['_PREFILLREQUEST']._serialized_start=1739
+  _globals['_PREFILLREQUEST']._serialized_end=1845
+  _globals['_PREFILLRESPONSE']._serialized_start=1847
+  _globals['_PREFILLRESPONSE']._serialized_end=1969
+  _globals['_FIRSTTOKEN']._serialized_start=1971
+  _globals['_FIRSTTOKEN']._serialized_end=2061
+  _globals['_TRANSFEREND']._serialized_start=2063
+  _globals['_TRANSFEREND']._serialized_end=2179
+  _globals['_WORKER']._serialized_start=2181
+  _globals['_WORKER']._serialized_end=2260
+  _globals['_PREFILLWORKER']._serialized_start=2262
+  _globals['_PREFILLWORKER']._serialized_end=2347
+  _globals['_DECODEWORKER']._serialized_start=2350
+  _globals['_DECODEWORKER']._serialized_end=2569
+  _globals['_KVTRANSFER']._serialized_start=2571
+  _globals['_KVTRANSFER']._serialized_end=2633
 # @@protoc_insertion_point(module_scope)

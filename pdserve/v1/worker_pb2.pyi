@@ -70,24 +70,32 @@ class ReserveResponse(_message.Message):
     def __init__(self, reservation: _Optional[_Union[Reservation, _Mapping]] = ..., load: _Optional[_Union[_cluster_pb2.WorkerLoad, _Mapping]] = ...) -> None: ...
 
 class Reservation(_message.Message):
-    __slots__ = ("transfer_id", "epoch", "instance_id", "push_address", "transport", "num_cached_blocks", "num_blocks", "lease_ms")
+    __slots__ = ("transfer_id", "epoch", "instance_id", "ways", "num_cached_blocks", "num_blocks", "lease_ms")
     TRANSFER_ID_FIELD_NUMBER: _ClassVar[int]
     EPOCH_FIELD_NUMBER: _ClassVar[int]
     INSTANCE_ID_FIELD_NUMBER: _ClassVar[int]
-    PUSH_ADDRESS_FIELD_NUMBER: _ClassVar[int]
-    TRANSPORT_FIELD_NUMBER: _ClassVar[int]
+    WAYS_FIELD_NUMBER: _ClassVar[int]
     NUM_CACHED_BLOCKS_FIELD_NUMBER: _ClassVar[int]
     NUM_BLOCKS_FIELD_NUMBER: _ClassVar[int]
     LEASE_MS_FIELD_NUMBER: _ClassVar[int]
     transfer_id: str
     epoch: int
     instance_id: str
-    push_address: str
-    transport: str
+    ways: _containers.RepeatedCompositeFieldContainer[Way]
     num_cached_blocks: int
     num_blocks: int
     lease_ms: int
-    def __init__(self, transfer_id: _Optional[str] = ..., epoch: _Optional[int] = ..., instance_id: _Optional[str] = ..., push_address: _Optional[str] = ..., transport: _Optional[str] = ..., num_cached_blocks: _Optional[int] = ..., num_blocks: _Optional[int] = ..., lease_ms: _Optional[int] = ...) -> None: ...
+    def __init__(self, transfer_id: _Optional[str] = ..., epoch: _Optional[int] = ..., instance_id: _Optional[str] = ..., ways: _Optional[_Iterable[_Union[Way, _Mapping]]] = ..., num_cached_blocks: _Optional[int] = ..., num_blocks: _Optional[int] = ..., lease_ms: _Optional[int] = ...) -> None: ...
+
+class Way(_message.Message):
+    __slots__ = ("transport", "address", "nonce")
+    TRANSPORT_FIELD_NUMBER: _ClassVar[int]
+    ADDRESS_FIELD_NUMBER: _ClassVar[int]
+    NONCE_FIELD_NUMBER: _ClassVar[int]
+    transport: str
+    address: str
+    nonce: bytes
+    def __init__(self, transport: _Optional[str] = ..., address: _Optional[str] = ..., nonce: _Optional[bytes] = ...) -> None: ...
 
 class ReleaseRequest(_message.Message):
     __slots__ = ("keys",)

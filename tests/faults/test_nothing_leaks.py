@@ -17,6 +17,7 @@ from engine.engine import Engine
 from engine.loading import LoadedModel
 from kv_transfer.transport.base import Connection, ConnectionEvents
 from kv_transfer.transport.memory import Faults
+from kv_transfer.ways import Way
 from pdserve.client import Internal, InvalidArgument, PdserveError, ResourceExhausted
 from router.events import Moment
 from tests.integration.router.harness import until
@@ -70,8 +71,8 @@ async def test_kv_that_is_lost_or_damaged_on_its_way_is_shipped_again(
         memory, connect = serves.memory, serves.memory.connect
         memory.faults = Faults(kill_at=frame) if fate == "killed" else Faults(corrupt=frozenset({frame}))
 
-        def connect_once_badly(address: str, events: ConnectionEvents) -> Connection:
-            connection = connect(address, events)
+        def connect_once_badly(way: Way, events: ConnectionEvents) -> Connection:
+            connection = connect(way, events)
             memory.faults = Faults()
             return connection
 

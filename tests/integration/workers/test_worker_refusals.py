@@ -47,7 +47,7 @@ def _other_process(r: Reservation) -> None:
 
 
 def _unknown_transport(r: Reservation) -> None:
-    r.transport = "pigeon"
+    r.ways[0].transport = "pigeon"
 
 
 @pytest.mark.parametrize(

@@ -23,6 +23,7 @@ from kv_transfer.transport.base import Transport
 from kv_transfer.transport.grpc import GrpcPushServer, GrpcTransport
 from kv_transfer.transport.memory import MemoryTransport
 from kv_transfer.verify import Verify
+from kv_transfer.ways import Way
 from pdserve.v1.errors import PdserveError
 
 LAYOUT = KVLayout(2, 2, 8, 4, "float32", "tiny")
@@ -85,14 +86,7 @@ class HandOver:
         self.source, self.target = BufferBlocks(num_blocks, layout), BufferBlocks(num_blocks, layout)
         self.source.array[:] = np.random.default_rng(1).integers(0, 256, self.source.array.shape, np.uint8)
         self.transport_name = transport.name
-        self.receiver = Receiver(
-            INSTANCE,
-            layout,
-            self.target,
-            self.table,
-            remote_writers=(transport.name,) if is_remote_writer else (),
-            verify=verify,
-        )
+        self.receiver = Receiver(INSTANCE, layout, self.target, self.table, verify=verify)
         self.address = "decode"
         self._cleanup = ExitStack()
         if isinstance(transport, MemoryTransport):
@@ -118,9 +112,8 @@ class HandOver:
         key = TransferKey(name, epoch)
         blocks = BlockReservation(len(self.events.log), block_ids, num_cached, 0, True)
         self.table.add(key, blocks, lease_s)
-        return PushTarget(
-            key, instance_id, self.address, self.transport_name, num_cached, len(block_ids), lease_s
-        )
+        way = Way(self.transport_name, self.address)
+        return PushTarget(key, instance_id, (way,), num_cached, len(block_ids), lease_s)
 
     def send_all(
         self, target: PushTarget, source_ids: tuple[int, ...], num_tokens: int | None = None

@@ -11,6 +11,7 @@ from kv_transfer.codec import decode, encode
 from kv_transfer.frame import Ack, Blocks, Commit, Open, Refused, TransferKey
 from kv_transfer.send_queue import SenderConfig
 from kv_transfer.transfer import TransferReport
+from kv_transfer.transport.base import InboundStream
 from kv_transfer.transport.memory import Faults, MemoryTransport
 from kv_transfer.verify import Digest, Verify, checksum
 from pdserve.v1.errors import Aborted, DataLoss, FailedPrecondition
@@ -133,7 +134,7 @@ def test_what_was_damaged_while_it_was_written_is_seen_where_the_blocks_are_read
 def test_only_a_known_remote_writer_may_leave_its_payload_out() -> None:
     with HandOver(MemoryTransport(), config=TWO_BLOCKS) as both:
         target = both.reserve("a", (0, 1))
-        stream = both.receiver.connect("test")
+        stream = InboundStream("test", "memory")
 
         def answer(frame: Open | Blocks) -> Ack | Refused:
             header, _ = decode(both.receiver.accept(stream, encode(frame)) or b"")
@@ -187,7 +188,7 @@ def test_a_remote_writers_blocks_wait_in_quarantine_for_its_closed() -> None:
 def test_cells_that_are_not_due_end_the_transfer(second: Blocks) -> None:
     with HandOver(MemoryTransport(), config=TWO_BLOCKS) as both:
         target = both.reserve("a", (0, 1))
-        stream = both.receiver.connect("test")
+        stream = InboundStream("test", "memory")
         pieces = both.source.read((0,), range(1))
         frames = [
             encode(Open(target.key, INSTANCE, "memory", LAYOUT, 2, 0, Verify.CHECKSUM)),
@@ -207,7 +208,7 @@ def test_cells_that_are_not_due_end_the_transfer(second: Blocks) -> None:
 def test_a_commit_before_the_last_layer_is_data_loss() -> None:
     with HandOver(MemoryTransport(), config=TWO_BLOCKS) as both:
         target = both.reserve("a", (0,))
-        stream = both.receiver.connect("test")
+        stream = InboundStream("test", "memory")
         pieces = both.source.read((0,), range(1))
         digest = Digest()
         digest.add(checksum(pieces))

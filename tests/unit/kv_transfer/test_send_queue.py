@@ -11,6 +11,7 @@ from engine.request import NewToken
 from kv_transfer.frame import Abort, Ack, Blocks, Closed, Commit, Open, Refused, Renew, TransferKey
 from kv_transfer.send_queue import SenderConfig, SendQueue
 from kv_transfer.transfer import LEGAL_MOVES, PushTarget, Transfer, TransferState
+from kv_transfer.ways import Way
 from pdserve.v1.errors import Aborted, DataLoss, FailedPrecondition, PdserveError
 from tests.unit.kv_transfer.hand_over import FIRST, LAYOUT
 
@@ -36,7 +37,7 @@ class Unasked:
 
 
 def transfer(name: str, num_blocks: int = 4, lease_s: float = 3.0) -> Transfer:
-    target = PushTarget(TransferKey(name, 0), "d", "address", "grpc", 0, num_blocks, lease_s)
+    target = PushTarget(TransferKey(name, 0), "d", (Way("grpc", "address"),), 0, num_blocks, lease_s)
     return Transfer(target, LAYOUT.num_layers, Unasked())
 
 

@@ -20,6 +20,7 @@ from kv_transfer.transport.base import InboundStream, Transport
 from kv_transfer.transport.grpc import PUSH, GrpcPushServer, GrpcTransport
 from kv_transfer.transport.memory import Faults, MemoryTransport
 from kv_transfer.verify import Digest, Verify, checksum
+from kv_transfer.ways import Way
 from pdserve.v1.errors import Aborted, DataLoss, FailedPrecondition, NotFound, PdserveError, Unavailable
 from tests.unit.kv_transfer.hand_over import FIRST, INSTANCE, LAYOUT, WAIT_S, HandOver, make_transport
 
@@ -214,7 +215,7 @@ def test_layouts_that_differ_are_named() -> None:
         require_equal(LAYOUT, KVLayout(2, 2, 8, 4, "bfloat16", "tiny"))
     with hand_over(MemoryTransport()) as both:
         other = KVLayout(2, 2, 8, 4, "float32", "another model")
-        stream = both.receiver.connect("test")
+        stream = InboundStream("test", "memory")
         target = both.reserve("a", (0,))
         raw = encode(Open(target.key, INSTANCE, "memory", other, 1, 0, Verify.CHECKSUM))
         reply, _ = decode(both.receiver.accept(stream, raw) or b"")
@@ -295,7 +296,7 @@ def test_a_late_frame_does_not_land_in_blocks_that_are_anothers_by_now() -> None
         transport.faults = Faults()
         second = both.reserve("b", (0, 1))
         # B's frames come on a stream of their own, as from another prefill worker.
-        stream = both.receiver.connect("another")
+        stream = InboundStream("another", "memory")
         push_by_hand(both, stream, second.key, (2, 3))
         late.set()
         with pytest.raises(FailedPrecondition):
@@ -379,7 +380,7 @@ def test_garbage_ends_its_own_stream_and_no_other() -> None:
 def test_a_server_that_is_gone_is_unavailable_soon() -> None:
     with hand_over(GrpcTransport(SIZE, connect_timeout_s=0.3), ONE_BLOCK) as both:
         target = both.reserve("a", (0,))
-        transfer = both.send_all(replace(target, address="127.0.0.1:1"), (0,))
+        transfer = both.send_all(replace(target, ways=(Way("grpc", "127.0.0.1:1"),)), (0,))
         with pytest.raises(Unavailable) as caught:
             transfer.done.result(WAIT_S)
         assert caught.value.reason == "KV_CONNECT"

@@ -6,11 +6,13 @@ from engine.request import NewToken, PrefillReport, Until
 from engine.sampling import FinishReason, PositionLogprobs, TokenLogprob
 from kv_transfer.frame import TransferKey
 from kv_transfer.transfer import PushTarget
+from kv_transfer.ways import Way
 from pdserve.v1 import generation_pb2, worker_pb2
 from pdserve.v1.errors import InvalidArgument
 from worker.messages import push_target, reservation_message, sequence_request, token_output
 
 KEY = TransferKey("t", 3)
+WAYS = (Way("grpc", "127.0.0.1:1"),)
 
 
 def spec() -> worker_pb2.SequenceSpec:
@@ -55,14 +57,15 @@ def test_a_transfer_id_has_a_bounded_length(length: int) -> None:
 
 
 def test_a_reservation_comes_back_as_it_was() -> None:
-    target = PushTarget(KEY, "instance", "127.0.0.1:1", "grpc", 2, 5, 1.5)
+    target = PushTarget(KEY, "instance", (Way("shm", "/s", b"n"), *WAYS), 2, 5, 1.5)
     assert push_target(reservation_message(target)) == target
 
 
 def test_a_reservation_that_contradicts_itself_is_invalid() -> None:
     for spoiled in (
-        PushTarget(KEY, "i", "a", "grpc", 6, 5, 1.0),
-        PushTarget(KEY, "i", "a", "grpc", 2, 5, 0.0),
+        PushTarget(KEY, "i", WAYS, 6, 5, 1.0),
+        PushTarget(KEY, "i", WAYS, 2, 5, 0.0),
+        PushTarget(KEY, "i", (), 2, 5, 1.0),
     ):
         with pytest.raises(InvalidArgument):
             push_target(reservation_message(spoiled))
