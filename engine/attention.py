@@ -15,6 +15,7 @@ from engine.attention_probe import AttentionProbe
 from engine.attention_rules import AttentionRules
 from engine.batch import DecodeGroup, PagedBatch, PrefillRows
 from engine.errors import UnsupportedModel
+from engine.layer_watch import LayerWatch
 from engine.native.attention import NativeAttention
 
 ATTENTION_NAME = "pdserve_paged"
@@ -30,6 +31,7 @@ def paged_attention(
     *,
     paged_batch: PagedBatch | AttentionProbe | None = None,
     native_attention: NativeAttention | None = None,
+    layer_watch: LayerWatch | None = None,
     scaling: float | None = None,
     sliding_window: int | None = None,
     softcap: float | None = None,
@@ -51,7 +53,10 @@ def paged_attention(
         softcap=softcap,
         sinks=s_aux,
     )
-    return attend(paged_batch, layer, query[0], key[0], value[0], rules, native_attention)[None], None
+    attended = attend(paged_batch, layer, query[0], key[0], value[0], rules, native_attention)
+    if layer_watch is not None and layer + 1 in layer_watch.stops:
+        layer_watch.tell(layer + 1)
+    return attended[None], None
 
 
 AttentionInterface.register(ATTENTION_NAME, paged_attention)

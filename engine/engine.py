@@ -18,6 +18,7 @@ from engine.draw import draw_tokens
 from engine.draws import sample_rows, take_draws
 from engine.errors import CannotFit, IntegrityError
 from engine.kv_pool import AllocateMemory, KVPool, allocate_memory
+from engine.layer_watch import MIN_GROUP_BYTES, LayerListener, LayerWatch, watch_ends
 from engine.limits import check_fits, check_named_ids, engine_limits
 from engine.loading import LoadedModel, load_model
 from engine.native.sampling import native_draw
@@ -79,6 +80,8 @@ class Engine:
         )
         self._runner = ModelRunner(model, self.pool)
         self._draw = draw_tokens if model.library is None else native_draw(model.library)
+        self._layer_listener: LayerListener | None = None
+        self._min_group_bytes = MIN_GROUP_BYTES
         self._living: dict[str, LiveSequence] = {}
         self._held: dict[str, array[int]] = {}  # blocks of sequences that left and asked to hold them
         self._next_arrival = 0
@@ -167,6 +170,15 @@ class Engine:
         sequence.append(first.token_id)
         self._scheduler.add_running(sequence)
 
+    def set_layer_listener(
+        self, listener: LayerListener | None, min_group_bytes: int = MIN_GROUP_BYTES
+    ) -> None:
+        """`listener` is told on the way through a step in which prompts end, how many layers are done: behind
+        groups of layers that hold so many bytes of those prompts' K and V, but not behind the last.
+        """
+        self._layer_listener = listener
+        self._min_group_bytes = min_group_bytes
+
     def step(self) -> StepResult:
         """Computes one batch. A sequence that breaks says so in its output; what raises here is a bug."""
         began_at_s = time.monotonic()
@@ -227,10 +239,15 @@ class Engine:
         if not chunks:
             return []
         num_draws = [chunk.num_draws for chunk in chunks]
-        logits = self._runner.run([chunk.row() for chunk in chunks], num_draws)
+        logits = self._runner.run([chunk.row() for chunk in chunks], num_draws, self._watch(chunks))
         rows = [row for chunk in chunks for row in sample_rows(chunk, self.model.eos_token_ids)]
         draws = iter(sample(logits, rows, self._draw))
         return [list(islice(draws, count)) for count in num_draws]
+
+    def _watch(self, chunks: Sequence[Chunk]) -> LayerWatch | None:
+        if self._layer_listener is None:
+            return None
+        return watch_ends(self._layer_listener, chunks, self.layout, self._min_group_bytes)
 
     def _apply(self, chunk: Chunk, draws: Sequence[Sampled]) -> SequenceOutput:
         sequence = chunk.sequence

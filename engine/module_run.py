@@ -5,6 +5,7 @@ from __future__ import annotations
 import torch
 
 from engine.batch import PackedBatch
+from engine.layer_watch import LayerWatch
 from engine.native.attention import NativeAttention
 
 
@@ -14,8 +15,10 @@ class ModuleRun:
         self._module = module
         self._attention = attention
 
-    def run(self, batch: PackedBatch) -> torch.Tensor:
-        """Logits [R, vocab]; K and V go into the pool."""
+    def run(self, batch: PackedBatch, watch: LayerWatch | None = None) -> torch.Tensor:
+        """Logits [R, vocab]; K and V go into the pool. `watch` is told by the attention function."""
+        if watch is not None and 0 in watch.stops:
+            watch.tell(0)
         output = self._module(
             input_ids=batch.input_ids,
             position_ids=batch.position_ids,
@@ -23,6 +26,7 @@ class ModuleRun:
             logits_to_keep=batch.logit_rows,
             paged_batch=batch.paged,
             native_attention=self._attention,
+            layer_watch=watch,
         )
         logits: torch.Tensor = output.logits[0]
         return logits

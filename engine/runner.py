@@ -9,6 +9,7 @@ import torch
 from engine.batch import BatchRow, pack
 from engine.errors import ModelError
 from engine.kv_pool import KVPool
+from engine.layer_watch import LayerWatch
 from engine.loading import LoadedModel
 from engine.module_run import ModuleRun
 from engine.native.attention import NativeAttention
@@ -21,11 +22,13 @@ class ModelRunner:
         self._pool = pool
 
     @torch.inference_mode()
-    def run(self, rows: Sequence[BatchRow], num_logits: Sequence[int]) -> torch.Tensor:
+    def run(
+        self, rows: Sequence[BatchRow], num_logits: Sequence[int], watch: LayerWatch | None = None
+    ) -> torch.Tensor:
         """Computes all rows, their K and V into the pool → logits [R, V] of the last `num_logits[i]` tokens
-        of each row, in order.
+        of each row, in order. `watch` is told on the way.
         """
-        return self._stack.run(pack(rows, num_logits, self._pool))
+        return self._stack.run(pack(rows, num_logits, self._pool), watch)
 
 
 def _stack(model: LoadedModel) -> NativeRun | ModuleRun:

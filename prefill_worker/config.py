@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
+from engine.layer_watch import MIN_GROUP_BYTES
 from kv_transfer.send_queue import SenderConfig
 
 
@@ -14,4 +15,6 @@ class PrefillConfig:
     # How long `stop` lets calls and threads end by themselves.
     stop_grace_s: float = 2.0
     connect_timeout_s: float = 5.0
+    # A prompt's last chunk is shipped by groups of layers of at least so many bytes.
+    min_group_bytes: int = MIN_GROUP_BYTES
     sender: SenderConfig = field(default_factory=SenderConfig)

@@ -9,10 +9,11 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Sequence
 from concurrent.futures import Future
 
 from engine.engine import Engine
+from engine.layer_watch import PromptEnd
 from engine.loop import EngineLoop
 from engine.request import SequenceRequest, StepResult
 from kv_transfer.blocks import pool_blocks
@@ -85,11 +86,12 @@ class PrefillWorker:
         self._asyncio = asyncio.get_running_loop()
         worker_pb2_grpc.add_PrefillWorkerServicer_to_server(PrefillServicer(self), self._server.server)
         await asyncio.wrap_future(self._loop.set_listener(self._on_step))
+        await asyncio.wrap_future(self._loop.call(self._watch_layers))
         self._loop.on_failure = self._on_engine_failure
         try:
             await self._server.start()
         except RuntimeError:
-            await asyncio.wrap_future(self._loop.set_listener(None))
+            await self._stop_listening()
             raise
         log.info("serving worker=%s role=prefill address=%s", self.identity.worker_id, self.address)
         return self.address
@@ -115,7 +117,11 @@ class PrefillWorker:
         await self._server.stop(self._config.stop_grace_s)
         self._loop.on_failure = None
         if self._loop.failure is None:
-            await asyncio.wrap_future(self._loop.set_listener(None))
+            await self._stop_listening()
+
+    async def _stop_listening(self) -> None:
+        await asyncio.wrap_future(self._loop.set_listener(None))
+        await asyncio.wrap_future(self._loop.call(lambda engine: engine.set_layer_listener(None)))
 
     def describe(self) -> cluster_pb2.WorkerStatus:
         counters = engine_counters(self._load)
@@ -198,6 +204,19 @@ class PrefillWorker:
             engine.cancel(prefill.sequence_id)
             engine.release_hold(prefill.sequence_id)
             self._load = engine.snapshot()
+
+    def _watch_layers(self, engine: Engine) -> None:
+        engine.set_layer_listener(self._on_layers, self._config.min_group_bytes)
+
+    def _on_layers(self, ends: Sequence[PromptEnd], num_layers: int) -> None:
+        """In the middle of a step."""
+        engine = self._loop.engine
+        for end in ends:
+            prefill = self._computing.get(end.sequence_id)
+            if prefill is not None:
+                table = engine.block_table(end.sequence_id)
+                prefill.transfer.offer(table, end.start // engine.layout.block_size)
+                prefill.transfer.offer_layers(table, end.end, num_layers)
 
     def _on_step(self, result: StepResult) -> None:
         engine = self._loop.engine

@@ -105,7 +105,9 @@ async def serving(
             name = f"{role.value}-{index}"
             if role is Role.PREFILL:
                 transports = (memory,) if transport == "memory" else ()
-                worker: Worker = PrefillWorker(name, loop, config=prefill_config, transports=transports)
+                # Tiny models have little KV: without this none would be shipped by layers.
+                settings = prefill_config or PrefillConfig(min_group_bytes=1)
+                worker: Worker = PrefillWorker(name, loop, config=settings, transports=transports)
             else:
                 endpoint = _memory_endpoint(memory, name) if transport == "memory" else None
                 worker = DecodeWorker(name, loop, role=role, config=decode_config, endpoint=endpoint)

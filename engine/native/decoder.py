@@ -9,6 +9,7 @@ import torch
 from torch import nn
 
 from engine.batch import PackedBatch
+from engine.layer_watch import LayerWatch
 from engine.native.library import (
     LayerWeights,
     ModelWeights,
@@ -111,9 +112,16 @@ class NativeRun:
         self._workspace = decoder.library.new_workspace()
         weakref.finalize(self, decoder.library.free_workspace, self._workspace)
 
-    def run(self, batch: PackedBatch) -> torch.Tensor:
-        """Logits, float32 [R, vocab]; K and V go into the pool."""
-        return self.run_layers(batch, range(self._decoder.num_layers))
+    def run(self, batch: PackedBatch, watch: LayerWatch | None = None) -> torch.Tensor:
+        """Logits, float32 [R, vocab]; K and V go into the pool. `watch` is told between groups of layers."""
+        first = 0
+        if watch is not None:
+            for stop in watch.stops:
+                if stop > first:
+                    self.run_layers(batch, range(first, stop))
+                watch.tell(stop)
+                first = stop
+        return self.run_layers(batch, range(first, self._decoder.num_layers))
 
     def run_layers(self, batch: PackedBatch, layers: range) -> torch.Tensor:
         """Some neighbouring layers of a step, so that something can be done between groups of them: the

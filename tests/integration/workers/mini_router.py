@@ -156,6 +156,8 @@ class Cluster:
     ) -> PrefillWorker:
         name = f"prefill-{next(self._numbers)}"
         loop = loop or self._make_loop(**engine)
+        # Tiny models have little KV: without this none would be shipped by layers.
+        config = config or PrefillConfig(min_group_bytes=1)
         worker = PrefillWorker(name, loop, config=config, transports=(self.memory,))
         await worker.start()
         self._stack.push_async_callback(worker.stop)

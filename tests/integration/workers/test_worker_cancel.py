@@ -38,7 +38,8 @@ async def test_a_cancelled_prefill_frees_both_sides_at_once(cluster: Cluster, mo
     decode = await cluster.decode_worker(transport="memory", num_blocks=200)
     prefill = await cluster.prefill_worker(num_blocks=200, max_num_batched_tokens=16)
     way = Route(cluster.prefill_stub(prefill), await cluster.subscribe(decode))
-    sequence = spec(prompt(40 if moment in ("shipping", "first token") else 1500))
+    # Long enough that it is still there when it is looked for.
+    sequence = spec(prompt({"shipping": 40, "first token": 400}.get(moment, 1500)))
     reserved = await way.decoder.reserve(sequence)
     call = way.prefill.Prefill(worker_pb2.PrefillRequest(sequence=sequence, reservation=reserved.reservation))
     await eventually(lambda: prefill.load().num_transfers == 1)
