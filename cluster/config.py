@@ -138,6 +138,9 @@ class KVTransferConfig(_Section):
 
     # auto: the fastest that both workers can use.
     transport: Annotated[TransportName, BeforeValidator(_checked_transport)] = TransportName.AUTO
+    # What a decode worker checks. checksum: each frame | full: besides, what then lies in its blocks | off |
+    # auto: checksum over a wire, off where the prefill worker writes the decode worker's memory.
+    verify: Literal["auto", "off", "checksum", "full"] = "auto"
 
 
 class NetworkConfig(_Section):

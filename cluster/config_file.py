@@ -6,6 +6,7 @@ local.yaml:9: pools.decode.engine.kv_cashe: unknown key; did you mean "kv_cache"
 from __future__ import annotations
 
 import difflib
+import re
 from collections.abc import Iterator
 from pathlib import Path
 from typing import get_args
@@ -17,6 +18,18 @@ from pydantic_core import ErrorDetails
 from cluster.config import ClusterConfig
 
 Location = tuple[int | str, ...]
+_BOOL = "tag:yaml.org,2002:bool"
+
+
+class _Loader(yaml.SafeLoader):
+    """Of YAML 1.1's words for truth only true and false: `off` and `on` are words of ours."""
+
+
+_Loader.yaml_implicit_resolvers = {
+    first: [(tag, pattern) for tag, pattern in known if tag != _BOOL]
+    for first, known in yaml.SafeLoader.yaml_implicit_resolvers.items()
+}
+_Loader.add_implicit_resolver(_BOOL, re.compile("^(?:true|True|TRUE|false|False|FALSE)$"), list("tTfF"))
 
 
 class ConfigError(Exception):
@@ -40,8 +53,8 @@ def load_config(path: Path) -> ClusterConfig:
 def parse_config(text: str, source: str) -> ClusterConfig:
     """Raises ConfigError; `source` names the text in its messages."""
     try:
-        root = yaml.compose(text, Loader=yaml.SafeLoader)
-        values = yaml.safe_load(text)
+        root = yaml.compose(text, Loader=_Loader)
+        values = yaml.load(text, Loader=_Loader)
     except yaml.MarkedYAMLError as error:
         line = error.problem_mark.line + 1 if error.problem_mark else 1
         raise ConfigError([f"{source}:{line}: not YAML: {error.problem or error}"]) from error

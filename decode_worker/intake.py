@@ -14,6 +14,7 @@ from kv_transfer.frame import TransferKey
 from kv_transfer.receiver import Receiver
 from kv_transfer.reservation import Reservation
 from kv_transfer.reservation_table import ReservationTable
+from kv_transfer.verify import Verify
 from pdserve.v1.errors import Internal, PdserveError
 from worker.engine_calls import post_to_engine
 
@@ -39,11 +40,13 @@ class Intake:
     reservation table decides whether that call or a release comes first.
     """
 
-    def __init__(self, loop: EngineLoop, instance_id: str, listener: IntakeListener) -> None:
+    def __init__(
+        self, loop: EngineLoop, instance_id: str, listener: IntakeListener, verify: Verify | None
+    ) -> None:
         engine = loop.engine
         blocks = pool_blocks(engine.pool)
         self.table = ReservationTable(self, engine.layout)
-        self.receiver = Receiver(instance_id, engine.layout, blocks, self.table)
+        self.receiver = Receiver(instance_id, engine.layout, blocks, self.table, verify)
         self._loop = loop
         self._listener = listener
         # What will run once the KV is here; an entry for each living reservation.

@@ -67,7 +67,7 @@ class DecodeWorker:
         self._host = host
         self._make_endpoint = endpoint or self._grpc_endpoint
         self._endpoint: PushEndpoint | None = None
-        self.intake = Intake(loop, self.identity.instance_id, self)
+        self.intake = Intake(loop, self.identity.instance_id, self, self._config.verify)
         self._server = ControlServer(host, port, self.describe)
         self._admissions = Admissions()
         self._publisher = Publisher(self._config.max_pending_steps, self._on_router_gone)

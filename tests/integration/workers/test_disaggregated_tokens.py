@@ -7,9 +7,14 @@ import random
 
 import pytest
 
+from decode_worker.config import DecodeConfig
 from engine.sampling import SamplingParams
+from kv_transfer.send_queue import SenderConfig
 from kv_transfer.transport.memory import Faults
+from kv_transfer.verify import Verify
 from pdserve.v1 import generation_pb2
+from pdserve.v1.errors import FailedPrecondition
+from prefill_worker.config import PrefillConfig
 from tests.integration.workers.mini_router import HERE, Answer, Cluster, Decoder, Route, route, spec
 from tests.unit.engine.driving import Reference, prompt
 from worker.identity import Role
@@ -28,6 +33,26 @@ async def test_tokens_are_the_models(
         assert len(answer.ids) == 12
         assert answer.finish_reason == generation_pb2.FINISH_REASON_LENGTH
         reference.assert_follows(prompt(length), answer.ids)
+
+
+@pytest.mark.parametrize("verify", list(Verify))
+async def test_tokens_are_the_models_however_much_is_checked(
+    cluster: Cluster, reference: Reference, verify: Verify
+) -> None:
+    decode = await cluster.decode_worker(DecodeConfig(verify=verify))
+    sender = SenderConfig(verify=verify)
+    prefill = await cluster.prefill_worker(PrefillConfig(min_group_bytes=1, sender=sender))
+    way = Route(cluster.prefill_stub(prefill), await cluster.subscribe(decode))
+    answer = await way.generate(spec(prompt(5 * B + 3), 12))
+    reference.assert_follows(prompt(5 * B + 3), answer.ids)
+
+
+async def test_a_decode_worker_takes_nothing_that_is_checked_less_than_it_demands(cluster: Cluster) -> None:
+    decode = await cluster.decode_worker(DecodeConfig(verify=Verify.FULL))
+    prefill = await cluster.prefill_worker(PrefillConfig(sender=SenderConfig(verify=Verify.CHECKSUM)))
+    way = Route(cluster.prefill_stub(prefill), await cluster.subscribe(decode))
+    with pytest.raises(FailedPrecondition, match="verify is checksum there, full here"):
+        await way.generate(spec(prompt(20), 12))
 
 
 async def test_prefix_blocks_that_d_holds_are_not_shipped(cluster: Cluster) -> None:

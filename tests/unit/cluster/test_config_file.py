@@ -129,6 +129,10 @@ MISTAKES = {
         "name: x\npools: {colocated: {}}\nkv_transfer:\n  transport: shm\n",
         "f.yaml:4: kv_transfer.transport: this version has no transport 'shm'; there are: auto, grpc",
     ),
+    "a way to verify that is not there": (
+        "name: x\npools: {colocated: {}}\nkv_transfer: {verify: crc}\n",
+        "f.yaml:3: kv_transfer.verify: input should be 'auto', 'off', 'checksum' or 'full' (not 'crc')",
+    ),
     "no label selector": (
         "name: x\npools:\n  colocated:\n    node_labels:\n      zone: in(a,\n",
         "f.yaml:5: pools.colocated.node_labels.zone: 'in(a,' is no label selector; write a, !a, in(a, b) or "
@@ -149,6 +153,14 @@ def test_a_mistake_is_told_with_its_place(text: str, told: str) -> None:
     with pytest.raises(ConfigError) as caught:
         parse_config(text, "f.yaml")
     assert caught.value.problems == [told]
+
+
+def test_off_is_a_word_and_no_truth_value() -> None:
+    text = "name: x\nmodel: {compile: off}\npools: {colocated: {engine: {%s}}}\nkv_transfer: {verify: off}\n"
+    config = parse_config(text % "enable_prefix_caching: false", "f.yaml")
+    assert (config.kv_transfer.verify, config.model.compile) == ("off", "off")
+    assert config.pools.colocated is not None
+    assert config.pools.colocated.engine.enable_prefix_caching is False
 
 
 def test_all_mistakes_are_told_at_once() -> None:
