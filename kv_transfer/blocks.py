@@ -6,7 +6,7 @@ some of its layers are one piece of it.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from functools import cached_property
 from typing import Protocol
 
@@ -54,6 +54,18 @@ class HostBlocks:
         """One step of Python for all blocks, and other threads run while the bytes are copied."""
         pieces = np.frombuffer(data, np.uint8).reshape(len(block_ids), len(layers), -1)
         self._cells[list(block_ids), layers.start : layers.stop] = pieces
+
+    def write_cells(self, block_ids: Sequence[int], cells: Cells) -> None:
+        """`write`, straight from where the cells lie: their bytes are copied once."""
+        layers = slice(cells.layers.start, cells.layers.stop)
+        num_straight = 0
+        if isinstance(cells.store, HostBlocks):
+            num_straight = len(block_ids) - (cells.num_tail_tokens is not None)
+            for here, there in _runs(block_ids[:num_straight], cells.block_ids[:num_straight]):
+                self._cells[here, layers] = cells.store._cells[there, layers]
+        if num_straight < len(block_ids):
+            for block_id, piece in zip(block_ids[num_straight:], cells.pieces[num_straight:], strict=True):
+                self._cells[block_id, layers] = np.frombuffer(piece, np.uint8).reshape(len(cells.layers), -1)
 
 
 class BufferBlocks(HostBlocks):
@@ -123,3 +135,22 @@ def _written_part(layout: KVLayout, piece: memoryview, num_tokens: int) -> memor
     token_bytes = layout.layer_bytes // (2 * layout.num_kv_heads * layout.block_size)
     copy.reshape(-1, layout.block_size, token_bytes)[:, num_tokens:] = 0
     return memoryview(copy)
+
+
+def _runs(first: Sequence[int], second: Sequence[int]) -> Iterator[tuple[slice, slice]]:
+    """Two lists of ids, cut where either stops going on in even steps: blocks that were given back together
+    are given out in order, or in reverse."""
+    begin = 0
+    while begin < len(first):
+        end, steps = begin + 1, (1, 1)
+        if end < len(first):
+            steps = first[end] - first[begin], second[end] - second[begin]
+        while end < len(first) and (first[end] - first[end - 1], second[end] - second[end - 1]) == steps:
+            end += 1
+        yield _slice(first[begin], end - begin, steps[0]), _slice(second[begin], end - begin, steps[1])
+        begin = end
+
+
+def _slice(start: int, count: int, step: int) -> slice:
+    stop = start + count * step
+    return slice(start, stop if stop >= 0 else None, step)
