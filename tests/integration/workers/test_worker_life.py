@@ -148,7 +148,7 @@ async def test_health_and_describe_answer_while_both_workers_are_saturated(clust
                 await asyncio.sleep(0.1)  # ten times a second
     assert not all(task.done() for task in load)
     # Test, router and two workers share one process here: a rare hiccup is the process's, not the worker's.
-    assert sorted(waits)[int(0.9 * len(waits))] < 0.1
+    assert sorted(waits)[int(0.9 * len(waits))] < 0.2
     for task in load:
         task.cancel()
     await asyncio.wait(load)
