@@ -9,6 +9,7 @@ import numpy.typing as npt
 import torch
 
 from engine.errors import EngineError
+from engine.huge_pages import allocate_huge
 from engine.layout import DTYPES, KVLayout
 
 # Gives `num_bytes` of uninitialised memory on a device, as a flat uint8 tensor.
@@ -18,8 +19,10 @@ AllocateMemory = Callable[[int, torch.device], torch.Tensor]
 def allocate_memory(num_bytes: int, device: torch.device) -> torch.Tensor:
     """Pages of a CPU pool are taken when they are first written, not here. Raises EngineError."""
     try:
+        if device.type == "cpu":
+            return allocate_huge(num_bytes)
         return torch.empty(num_bytes, dtype=torch.uint8, device=device)
-    except RuntimeError as error:
+    except (OSError, RuntimeError) as error:
         size = f"{num_bytes / 2**30:.1f} GiB"
         raise EngineError(
             f"there is no room for a KV pool of {size} on {device}: lower engine.kv_cache or num_blocks"

@@ -9,6 +9,7 @@ import torch
 from torch import nn
 
 from engine.batch import PackedBatch
+from engine.huge_pages import Slabs
 from engine.layer_watch import LayerWatch
 from engine.native.library import (
     LayerWeights,
@@ -37,6 +38,7 @@ class NativeDecoder:
         self.num_layers = len(parts.layers)
         self.vocab_size, hidden = parts.embedding.weight.shape
         self._tensors: list[torch.Tensor] = []  # what `weights` points at
+        self._slabs = Slabs()
         intermediate = parts.layers[0].gate.out_features
         head = self._packed(parts.head.weight)
         embedding = parts.embedding.weight.detach().clone()
@@ -86,7 +88,7 @@ class NativeDecoder:
         return weights
 
     def _packed(self, weight: torch.Tensor) -> int:
-        return self._kept(self.library.pack(weight.detach()).data)
+        return self._kept(self.library.pack(weight.detach(), self._slabs).data)
 
     def _bias(
         self, join: Callable[[list[torch.Tensor]], torch.Tensor], linears: Sequence[nn.Linear]

@@ -15,6 +15,7 @@ from pathlib import Path
 import torch
 
 from engine.errors import EngineError
+from engine.huge_pages import Slabs
 from engine.native.build import NativeUnavailable, build_library
 
 
@@ -124,14 +125,15 @@ class NativeLibrary:
         if dtype not in (torch.bfloat16, torch.float32):
             raise NativeUnavailable(f"the kernels have no {dtype}")
 
-    def pack(self, weight: torch.Tensor) -> PackedWeight:
-        """weight [N, K], its rows contiguous."""
+    def pack(self, weight: torch.Tensor, slabs: Slabs | None = None) -> PackedWeight:
+        """weight [N, K]; its copy lies in `slabs`, or in memory of its own."""
         self.check_dtype(weight.dtype)
         if weight.stride(1) != 1:
             weight = weight.contiguous()
         num_outputs, depth = weight.shape
         is_bf16 = weight.dtype is torch.bfloat16
-        data = weight.new_empty(self.cdll.pdserve_packed_size(is_bf16, num_outputs, depth))
+        size = self.cdll.pdserve_packed_size(is_bf16, num_outputs, depth)
+        data = (slabs or Slabs()).take(size, weight.dtype)
         failure = self.cdll.pdserve_pack_weight(
             torch.get_num_threads(),
             is_bf16,

@@ -13,6 +13,7 @@ from pathlib import Path
 
 import torch
 
+from engine.huge_pages import allocate_huge
 from engine.layout import DTYPES
 from engine.native.build import NativeUnavailable, build_library
 from pdserve.bench.errors import BenchError
@@ -46,7 +47,7 @@ class Machine:
         self._num_threads = num_threads
         self._rows = torch.randn(_ROWS, _DEPTH).to(DTYPES[dtype])
         self._weight = torch.randn(_COLUMNS, _DEPTH).to(DTYPES[dtype])
-        self._memory = torch.ones(_READ_BYTES // 4)
+        self._memory = allocate_huge(_READ_BYTES).view(torch.float32).fill_(1)
         self._kernel = _read_kernel(progress)
 
     @torch.inference_mode()

@@ -152,7 +152,7 @@ void multiply_rows(int64_t rows, const T* tile, const T* panel, int64_t groups, 
 // Rows whose tiles stay in the second-level cache while all panels pass by.
 constexpr int64_t kBlockBytes = 384 * 1024;
 // A single tile reads every weight once: the next bytes to fetch lie so far ahead in the same stream.
-constexpr int64_t kStreamAhead = 4096;
+constexpr int64_t kStreamAhead = 512;
 
 // All panels against `tiles` [T][row tiles]; store(row, panel, low, high) gets every sum once.
 template <class T, class Store>
