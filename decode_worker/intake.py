@@ -22,7 +22,7 @@ from worker.engine_calls import post_to_engine
 class IntakeListener(Protocol):
     """Called from any thread; must not block."""
 
-    def joined(self, key: TransferKey, first: NewToken, load: EngineLoad) -> None:
+    def joined(self, reservation: Reservation, first: NewToken, load: EngineLoad) -> None:
         """Its KV is here and its sequence joins the next step. Comes before that step's result."""
         ...
 
@@ -96,7 +96,7 @@ class Intake:
             self._listener.broke(key, Internal(str(error), reason="WRONG_COMMIT"))
             self._listener.freed(key, engine.snapshot())
         else:
-            self._listener.joined(key, reservation.first, engine.snapshot())
+            self._listener.joined(reservation, reservation.first, engine.snapshot())
 
     def _free(self, engine: Engine, reservation: Reservation) -> None:
         self._requests.pop(reservation.key, None)

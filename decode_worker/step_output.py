@@ -2,19 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 
 from decode_worker.admission import Admissions
 from decode_worker.subscription import StepBatch, StepFailure, StepToken
 from engine.request import SequenceOutput
 from kv_transfer.frame import TransferKey
+from kv_transfer.handover import HandOver
 from pdserve.v1 import cluster_pb2, worker_pb2
 from pdserve.v1.errors import Internal
 from worker.messages import write_token
 
 
-def step_batches(outputs: Iterable[SequenceOutput], admissions: Admissions) -> dict[str, StepBatch]:
-    """By router. What has no admission is nobody's any more."""
+def step_batches(
+    outputs: Iterable[SequenceOutput],
+    admissions: Admissions,
+    started: Mapping[str, HandOver] | None = None,
+) -> dict[str, StepBatch]:
+    """By router. What has no admission is nobody's any more. `started`: those whose first step this was."""
     batches: dict[str, StepBatch] = {}
     for output in outputs:
         admission = admissions.get(output.sequence_id)
@@ -23,11 +28,13 @@ def step_batches(outputs: Iterable[SequenceOutput], admissions: Admissions) -> d
         batch = batches.get(admission.router_id)
         if batch is None:
             batch = batches[admission.router_id] = StepBatch()
-        add_output(batch, admission.key, output)
+        add_output(batch, admission.key, output, started.get(output.sequence_id) if started else None)
     return batches
 
 
-def add_output(batch: StepBatch, key: TransferKey, output: SequenceOutput) -> None:
+def add_output(
+    batch: StepBatch, key: TransferKey, output: SequenceOutput, handover: HandOver | None = None
+) -> None:
     """The finish reason goes with the last of its tokens, what was before them with the first."""
     if output.error is not None:
         error = Internal(f"{output.sequence_id}: {output.error}", reason="ENGINE_FAILED")
@@ -36,8 +43,8 @@ def add_output(batch: StepBatch, key: TransferKey, output: SequenceOutput) -> No
     last = len(output.new_tokens) - 1
     for index, token in enumerate(output.new_tokens):
         reason = output.finish_reason if index == last else None
-        batch.tokens.append(StepToken(key, token, reason, prefill, num_drafts))
-        prefill, num_drafts = None, 0
+        batch.tokens.append(StepToken(key, token, reason, prefill, num_drafts, handover))
+        prefill, num_drafts, handover = None, 0, None
 
 
 def step_output(batch: StepBatch, load: cluster_pb2.WorkerLoad) -> worker_pb2.StepOutput:

@@ -11,6 +11,7 @@ from typing import NamedTuple
 from engine.request import NewToken, PrefillReport
 from engine.sampling import FinishReason
 from kv_transfer.frame import TransferKey
+from kv_transfer.handover import HandOver
 from pdserve.v1.errors import PdserveError, ResourceExhausted
 
 
@@ -20,6 +21,7 @@ class StepToken(NamedTuple):
     finish_reason: FinishReason | None = None
     prefill: PrefillReport | None = None
     num_drafts: int = 0
+    handover: HandOver | None = None
 
 
 @dataclass(frozen=True, slots=True)

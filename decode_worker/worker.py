@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Sequence
+import time
+from collections.abc import Callable, Mapping, Sequence
 
 from decode_worker.admission import Admission, Admissions, Mode
 from decode_worker.config import DecodeConfig
@@ -22,6 +23,8 @@ from engine.errors import EngineError
 from engine.loop import EngineLoop
 from engine.request import EngineLoad, NewToken, SequenceRequest, StepResult
 from kv_transfer.frame import TransferKey
+from kv_transfer.handover import HandOver, HandOvers
+from kv_transfer.reservation import Reservation
 from kv_transfer.transfer import PushTarget
 from kv_transfer.transport.base import FrameSink, PushEndpoint
 from kv_transfer.transport.grpc import GrpcPushServer
@@ -38,7 +41,7 @@ from worker.control_server import ControlServer
 from worker.engine_calls import post_to_engine, run_on_engine
 from worker.identity import Role, WorkerIdentity, WorkerState
 from worker.messages import worker_load
-from worker.status import engine_counters, worker_status
+from worker.status import engine_counters, transfer_counters, worker_status
 from worker.statuses import RETRY_AFTER_S
 
 log = logging.getLogger(__name__)
@@ -71,6 +74,8 @@ class DecodeWorker:
         self._server = ControlServer(host, port, self.describe)
         self._admissions = Admissions()
         self._publisher = Publisher(self._config.max_pending_steps, self._on_router_gone)
+        # The engine thread's.
+        self._handovers = HandOvers(self.intake.table.counters)
         self._lease_added = asyncio.Event()
         self._lease_watch: asyncio.Task[None] | None = None
         self._load = loop.engine.snapshot()
@@ -129,6 +134,7 @@ class DecodeWorker:
         counters = engine_counters(self._load)
         counters.kv_bytes_received = self.intake.table.bytes_received
         counters.num_expired_leases = self.intake.table.num_expired_leases
+        counters.transfers.extend(transfer_counters(self.intake.table.counters))
         failure = self._loop.failure
         detail = "" if failure is None else f"the engine failed: {failure}"
         return worker_status(
@@ -215,8 +221,8 @@ class DecodeWorker:
 
     # -- what happens to sequences: posted to the asyncio loop ----------------------------------------
 
-    def _publish(self, result: StepResult) -> None:
-        batches = step_batches(result.outputs, self._admissions)
+    def _publish(self, result: StepResult, started: Mapping[str, HandOver]) -> None:
+        batches = step_batches(result.outputs, self._admissions, started)
         has_ended = False
         for output in result.outputs:
             if output.is_last and (admission := self._admissions.get(output.sequence_id)) is not None:
@@ -267,9 +273,10 @@ class DecodeWorker:
 
     # -- from other threads ------------------------------------------------------------------------
 
-    def joined(self, key: TransferKey, first: NewToken, load: EngineLoad) -> None:
+    def joined(self, reservation: Reservation, first: NewToken, load: EngineLoad) -> None:
         self._load = load
-        self._asyncio.call_soon_threadsafe(self._on_joined, key, first)
+        self._handovers.joined(str(reservation.key), reservation)
+        self._asyncio.call_soon_threadsafe(self._on_joined, reservation.key, first)
 
     def broke(self, key: TransferKey, error: PdserveError) -> None:
         self._asyncio.call_soon_threadsafe(self._on_broke, key, error)
@@ -300,11 +307,13 @@ class DecodeWorker:
 
     def _cancel(self, engine: Engine, admission: Admission) -> None:
         if engine.cancel(admission.request.sequence_id):
+            self._handovers.left(admission.request.sequence_id)
             self.freed(admission.key, engine.snapshot())
 
     def _on_step(self, result: StepResult) -> None:
+        started = self._handovers.stepped(result, time.time_ns())
         self._load = self._loop.engine.snapshot()
-        self._asyncio.call_soon_threadsafe(self._publish, result)
+        self._asyncio.call_soon_threadsafe(self._publish, result, started)
 
     def _on_engine_failure(self, error: BaseException) -> None:
         self._asyncio.call_soon_threadsafe(self._fail, Unavailable(f"the engine failed: {error}"))

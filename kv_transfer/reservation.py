@@ -71,9 +71,14 @@ class Reservation:
         self.coverage = Coverage(len(blocks.block_ids), num_layers, blocks.num_cached_blocks)
         self.digest = Digest()
         self.first: NewToken | None = None
+        # When P drew `first` and when all KV was here, by the clocks of their nodes.
+        self.sampled_at_unix_ns = 0
+        self.ready_at_unix_ns = 0
         # Threads of ours inside `writing`.
         self.num_writers = 0
-        # What its Open said.
+        # What its Open said, and when that was.
+        self.transport = ""
+        self.opened_at = 0.0
         self.verify = Verify.OFF
         self.is_remote = False
         # P's process writes by itself, and has said neither Commit nor Closed.

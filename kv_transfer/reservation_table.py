@@ -11,6 +11,7 @@ from typing import Protocol
 
 from engine.errors import IntegrityError
 from engine.reservations import BlockReservation
+from kv_transfer.counters import TransferCounts, TransportCounters
 from kv_transfer.frame import Blocks, Commit, Open, TransferKey
 from kv_transfer.layout import KVLayout
 from kv_transfer.reservation import CAN_STILL_END, HOLDS_A_LEASE, Reservation, ReservationState
@@ -52,6 +53,7 @@ class ReservationTable:
         self._newest_epoch: OrderedDict[str, int] = OrderedDict()
         self.num_expired_leases = 0
         self.bytes_received = 0
+        self.counters = TransportCounters()
 
     # -- the router's side -------------------------------------------------------------------------
 
@@ -124,6 +126,8 @@ class ReservationTable:
             reservation.stream = stream
             reservation.verify = frame.verify
             reservation.is_remote = reservation.has_remote_writer = frame.is_remote_writer
+            reservation.transport = frame.transport
+            reservation.opened_at = self._clock()
             reservation.next_seq = 1
             reservation.renew(self._clock())
             return reservation
@@ -175,7 +179,10 @@ class ReservationTable:
             reservation.move(ReservationState.READY)
             reservation.next_seq += 1
             reservation.first = frame.first
+            reservation.sampled_at_unix_ns = frame.sampled_at_unix_ns
+            reservation.ready_at_unix_ns = time.time_ns()
             reservation.has_remote_writer = False
+            self._count(reservation)
             self._events.on_ready(reservation)
 
     def fail(self, reservation: Reservation, error: PdserveError) -> None:
@@ -260,6 +267,11 @@ class ReservationTable:
             span = f"{frame.layers} of {frame.blocks}"
             raise FailedPrecondition(f"{reservation.key}: layers {span} are not due", reason="WRONG_BLOCKS")
         return reservation.blocks.block_ids[frame.blocks.start : frame.blocks.stop]
+
+    def _count(self, reservation: Reservation) -> None:
+        num_bytes = len(reservation.blocks_to_write) * self._layout.block_bytes
+        transfer_ms = (self._clock() - reservation.opened_at) * 1000
+        self.counters.add(reservation.transport, TransferCounts(1, num_bytes, transfer_ms))
 
     def _require_next(self, reservation: Reservation, seq: int) -> None:
         if seq != reservation.next_seq:

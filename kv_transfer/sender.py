@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Mapping
+from concurrent.futures import Future
 
 from kv_transfer.blocks import BlockStore
+from kv_transfer.counters import TransferCounts, TransportCounters
 from kv_transfer.layout import KVLayout
 from kv_transfer.outbound import Outbound
 from kv_transfer.send_queue import SenderConfig
-from kv_transfer.transfer import PushTarget, Transfer
+from kv_transfer.transfer import PushTarget, Transfer, TransferReport
 from kv_transfer.transport.base import Transport
 from kv_transfer.ways import Way
 from pdserve.v1.errors import FailedPrecondition, Unavailable
@@ -36,12 +38,17 @@ class Sender:
         self._broken: set[tuple[str, str]] = set()
         # Of connections that have ended.
         self._past_bytes_sent = 0
+        self.counters = TransportCounters()
+        self._routes: dict[str, str] = {}
         self._is_closed = False
 
     def open(self, target: PushTarget) -> Transfer:
         """Returns at once: connecting is the thread's. Raises FailedPrecondition for an unknown transport,
         Unavailable after `close`."""
-        return self._outbound(target).open(target)
+        outbound = self._outbound(target)
+        transfer = outbound.open(target)
+        transfer.done.add_done_callback(lambda done: self._count(outbound, transfer, done))
+        return transfer
 
     def close(self) -> None:
         """Fails all transfers and returns when every thread has left."""
@@ -62,6 +69,22 @@ class Sender:
     def bytes_sent(self) -> int:
         with self._lock:
             return self._past_bytes_sent + sum(outbound.bytes_sent for outbound in self._outbounds.values())
+
+    def routes(self) -> dict[str, str]:
+        """By which transport KV has gone to each D that is known now: instance → transport."""
+        with self._lock:
+            return dict(self._routes)
+
+    def _count(self, outbound: Outbound, transfer: Transfer, done: Future[TransferReport | None]) -> None:
+        report = None if done.exception() is not None else done.result()
+        if report is None:
+            return
+        transport = outbound.way.transport
+        counts = TransferCounts(1, report.transfer_bytes, report.transfer_ms, report.hidden_bytes)
+        self.counters.add(transport, counts)
+        with self._lock:
+            if not outbound.is_lost:
+                self._routes[transfer.target.instance_id] = transport
 
     def check_integrity(self) -> None:
         with self._lock:
@@ -105,6 +128,7 @@ class Sender:
 
     def _drop(self, peer: tuple[str, tuple[Way, ...]], lost: Outbound) -> None:
         del self._outbounds[peer]
+        self._routes.pop(peer[0], None)
         self._past_bytes_sent += lost.bytes_sent
         if lost.is_way_broken:
             self._broken.add((peer[0], lost.way.transport))

@@ -15,6 +15,7 @@ from pdserve.results import (
     Finished,
     FinishReason,
     Generation,
+    KVRoute,
     Model,
     Pool,
     PositionLogprobs,
@@ -22,6 +23,7 @@ from pdserve.results import (
     Started,
     Timings,
     TokenLogprob,
+    TransferCounters,
     Usage,
     Worker,
     WorkerCounters,
@@ -150,4 +152,6 @@ def _worker(message: cluster_pb2.WorkerStatus) -> Worker:
         limits=_same_names(WorkerLimits, message.limits),
         load=_same_names(WorkerLoad, message.load),
         counters=_same_names(WorkerCounters, message.counters),
+        transfers=tuple(_same_names(TransferCounters, each) for each in message.counters.transfers),
+        kv_routes=tuple(_same_names(KVRoute, each) for each in message.kv_routes),
     )

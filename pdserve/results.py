@@ -63,6 +63,11 @@ class Timings:
     ttft_ms: float
     decode_ms: float
     mean_itl_ms: float
+    # From the prefill worker's first token to all KV on the decode worker, and to the first step there.
+    handover_ms: float
+    decode_start_ms: float
+    # Of the bytes: those that were there by then.
+    hidden_bytes: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -201,6 +206,30 @@ class WorkerCounters:
 
 
 @dataclass(frozen=True, slots=True)
+class TransferCounters:
+    """Sums over the hand-overs by one transport that arrived whole."""
+
+    transport: str
+    num_transfers: int
+    num_bytes: int
+    transfer_ms: float
+    # A prefill worker's.
+    hidden_bytes: int
+    # A decode worker's: of how many sequences the first step began, and the sums of their two times.
+    num_started: int
+    handover_ms: float
+    decode_start_ms: float
+
+
+@dataclass(frozen=True, slots=True)
+class KVRoute:
+    """How a prefill worker's KV goes to one decode worker."""
+
+    instance_id: str
+    transport: str
+
+
+@dataclass(frozen=True, slots=True)
 class Worker:
     id: str
     instance_id: str
@@ -214,6 +243,8 @@ class Worker:
     limits: WorkerLimits
     load: WorkerLoad
     counters: WorkerCounters
+    transfers: tuple[TransferCounters, ...] = ()
+    kv_routes: tuple[KVRoute, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

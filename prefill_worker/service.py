@@ -52,6 +52,7 @@ class PrefillServicer(worker_pb2_grpc.PrefillWorkerServicer):
                 transfer_ms=event.transfer_ms,
                 transfer_bytes=event.transfer_bytes,
                 num_blocks=event.num_blocks,
+                hidden_bytes=event.hidden_bytes,
                 load=load,
             )
         )

@@ -37,7 +37,7 @@ from worker.control_server import ControlServer
 from worker.engine_calls import post_to_engine, run_on_engine
 from worker.identity import Role, WorkerIdentity, WorkerState
 from worker.messages import worker_load
-from worker.status import engine_counters, worker_status
+from worker.status import engine_counters, transfer_counters, worker_status
 from worker.statuses import RETRY_AFTER_S
 
 log = logging.getLogger(__name__)
@@ -126,11 +126,15 @@ class PrefillWorker:
     def describe(self) -> cluster_pb2.WorkerStatus:
         counters = engine_counters(self._load)
         counters.kv_bytes_sent = self.sender.bytes_sent
+        counters.transfers.extend(transfer_counters(self.sender.counters))
         failure = self._loop.failure
         detail = "" if failure is None else f"the engine failed: {failure}"
-        return worker_status(
+        status = worker_status(
             self.identity, self.state, detail, self.address, self._loop.engine, self.load(), counters
         )
+        for instance_id, transport in self.sender.routes().items():
+            status.kv_routes.add(instance_id=instance_id, transport=transport)
+        return status
 
     def load(self) -> cluster_pb2.WorkerLoad:
         return worker_load(self._load, num_transfers=len(self._prefills))

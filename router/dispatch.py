@@ -157,6 +157,8 @@ class Dispatcher:
             request.tell(Moment.DECODE_BEGIN, _name(attempt.decode_worker))
         if timeline.report is None:
             timeline.report = tokens[0].report
+        for token in tokens:
+            timeline.handover = token.handover or timeline.handover
         if timeline.first_token_at is not None:
             return False
         timeline.first_token_at = timeline.last_token_at

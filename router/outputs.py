@@ -43,6 +43,9 @@ class Timings:
     ttft_ms: float
     decode_ms: float
     mean_itl_ms: float
+    handover_ms: float
+    decode_start_ms: float
+    hidden_bytes: int
 
 
 @dataclass(frozen=True, slots=True)

@@ -47,6 +47,7 @@ def _take(attempt: Attempt, worker: Worker, response: worker_pb2.PrefillResponse
     worker.note_load(end.load)
     request.timeline.transfer_ms += end.transfer_ms
     request.timeline.transfer_bytes += end.transfer_bytes
+    request.timeline.hidden_bytes += end.hidden_bytes
     request.tell(Moment.TRANSFER_END, worker.info.id)
     return True
 

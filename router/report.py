@@ -57,7 +57,7 @@ def _cached_tokens(request: Request) -> int:
 
 
 def _timings(timeline: Timeline, num_tokens: int) -> Timings:
-    report = timeline.report
+    report, handover = timeline.report, timeline.handover
     first_at = timeline.first_token_at or timeline.received_at
     decode_ms = ((timeline.last_token_at or first_at) - first_at) * 1000
     sent_ms = ((timeline.prefill_begun_at or first_at) - timeline.received_at) * 1000
@@ -69,4 +69,7 @@ def _timings(timeline: Timeline, num_tokens: int) -> Timings:
         ttft_ms=(first_at - timeline.received_at) * 1000,
         decode_ms=decode_ms,
         mean_itl_ms=decode_ms / (num_tokens - 1) if num_tokens > 1 else 0.0,
+        handover_ms=handover.ready_ms if handover is not None else 0.0,
+        decode_start_ms=handover.first_step_ms if handover is not None else 0.0,
+        hidden_bytes=timeline.hidden_bytes,
     )

@@ -21,7 +21,7 @@ from router.deadline import Deadline
 from router.events import LifetimeEvent, Moment
 from router.loss import AttemptLost, Verdict, terminal
 from router.text.transcript import Transcript
-from router.tokens import PrefillReport
+from router.tokens import HandOver, PrefillReport
 
 
 class RequestState(Enum):
@@ -73,6 +73,9 @@ class Timeline:
     report: PrefillReport | None = None
     transfer_ms: float = 0.0
     transfer_bytes: int = 0
+    hidden_bytes: int = 0
+    # The last one, where workers were lost.
+    handover: HandOver | None = None
 
 
 @dataclass(slots=True)

@@ -17,6 +17,16 @@ class PrefillReport:
 
 
 @dataclass(frozen=True, slots=True)
+class HandOver:
+    """From the prefill worker's drawing of the first token, by the workers' clocks."""
+
+    # → the decode worker has all KV.
+    ready_ms: float
+    # → its first step with the sequence began.
+    first_step_ms: float
+
+
+@dataclass(frozen=True, slots=True)
 class Token:
     # Index in the output, known tokens counted.
     position: int
@@ -29,6 +39,8 @@ class Token:
     # Whether it had been guessed, and how many were in the step that it begins.
     was_drafted: bool = False
     num_drafts: int = 0
+    # Set on the first token that a decode worker drew of what it was handed.
+    handover: HandOver | None = None
 
 
 def token_of(message: worker_pb2.TokenOutput) -> Token:
@@ -36,6 +48,9 @@ def token_of(message: worker_pb2.TokenOutput) -> Token:
     if message.HasField("prefill"):
         prefill = message.prefill
         report = PrefillReport(prefill.cached_tokens, prefill.queue_ms, prefill.prefill_ms)
+    handover: HandOver | None = None
+    if message.HasField("handover"):
+        handover = HandOver(message.handover.ready_ms, message.handover.first_step_ms)
     return Token(
         position=message.position,
         token_id=message.token_id,
@@ -44,4 +59,5 @@ def token_of(message: worker_pb2.TokenOutput) -> Token:
         report=report,
         was_drafted=message.was_drafted,
         num_drafts=message.num_drafts,
+        handover=handover,
     )

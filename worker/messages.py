@@ -8,6 +8,7 @@ from engine.layout import KVLayout
 from engine.request import EngineLimits, EngineLoad, NewToken, PrefillReport, SequenceRequest, Until
 from engine.sampling import FinishReason, PositionLogprobs, SamplingParams, StopConditions, TokenLogprob
 from kv_transfer.frame import TransferKey
+from kv_transfer.handover import HandOver
 from kv_transfer.transfer import PushTarget
 from kv_transfer.ways import Way
 from pdserve.v1 import cluster_pb2, generation_pb2, worker_pb2
@@ -102,9 +103,10 @@ def token_output(
     finish_reason: FinishReason | None = None,
     prefill: PrefillReport | None = None,
     num_drafts: int = 0,
+    handover: HandOver | None = None,
 ) -> worker_pb2.TokenOutput:
     message = worker_pb2.TokenOutput()
-    write_token(message, key, token, finish_reason, prefill, num_drafts)
+    write_token(message, key, token, finish_reason, prefill, num_drafts, handover)
     return message
 
 
@@ -115,6 +117,7 @@ def write_token(
     finish_reason: FinishReason | None,
     prefill: PrefillReport | None,
     num_drafts: int,
+    handover: HandOver | None,
 ) -> None:
     """Into a message that is empty."""
     message.transfer_id = key.transfer_id
@@ -133,6 +136,9 @@ def write_token(
         message.prefill.cached_tokens = prefill.cached_tokens
         message.prefill.queue_ms = prefill.queue_ms
         message.prefill.prefill_ms = prefill.prefill_ms
+    if handover is not None:
+        message.handover.ready_ms = handover.ready_ms
+        message.handover.first_step_ms = handover.first_step_ms
 
 
 def _logprobs(logprobs: PositionLogprobs) -> generation_pb2.PositionLogprobs:

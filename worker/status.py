@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from dataclasses import asdict
+
 import psutil
 
 from engine.engine import Engine
 from engine.request import EngineLoad
+from kv_transfer.counters import TransportCounters
 from pdserve.v1 import cluster_pb2
 from worker.identity import WorkerIdentity, WorkerState
 from worker.messages import ROLES, worker_limits
@@ -42,6 +45,13 @@ def worker_status(
         load=load,
         counters=counters,
     )
+
+
+def transfer_counters(counters: TransportCounters) -> list[cluster_pb2.TransferCounters]:
+    return [
+        cluster_pb2.TransferCounters(transport=transport, **asdict(counts))
+        for transport, counts in counters.copy().items()
+    ]
 
 
 def engine_counters(load: EngineLoad) -> cluster_pb2.WorkerCounters:

@@ -52,6 +52,9 @@ def as_object(answer: Answer, with_logprobs: bool) -> dict[str, object]:
             "ttft_ms": timings.ttft_ms,
             "decode_ms": timings.decode_ms,
             "mean_itl_ms": timings.mean_itl_ms,
+            "handover_ms": timings.handover_ms,
+            "decode_start_ms": timings.decode_start_ms,
+            "hidden_bytes": timings.hidden_bytes,
         },
         # Those that finished it.
         "prefill_worker": finished.prefill_worker,
@@ -154,6 +157,11 @@ def _shipped(finished: Finished) -> tuple[str, str]:
         return finished.decode_worker, "nothing: one worker did both"
     timings = finished.timings
     what = f"{timings.transfer_bytes / 1e6:.2f} MB in {timings.transfer_ms:.1f} ms"
+    if timings.transfer_bytes:
+        hidden = timings.hidden_bytes / timings.transfer_bytes
+        what += f", {hidden:.0%} before the first token"
+    if timings.decode_start_ms:
+        what += f"; decoding began {timings.decode_start_ms:.1f} ms after that token"
     return f"{finished.prefill_worker} → {finished.decode_worker}", what
 
 

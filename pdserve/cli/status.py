@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+from dataclasses import asdict
 from typing import Annotated
 
 import typer
@@ -56,14 +57,23 @@ async def _get_cluster(address: str) -> Cluster:
 
 
 def as_object(cluster: Cluster) -> dict[str, object]:
+    names = _names(cluster)
     pools = {
-        pool.role.value: {"target": pool.target, "workers": [_worker_object(each) for each in pool.workers]}
+        pool.role.value: {
+            "target": pool.target,
+            "workers": [_worker_object(each, names) for each in pool.workers],
+        }
         for pool in cluster.pools
     }
     return {"name": cluster.name, "router": {"grpc": cluster.router_grpc}, "pools": pools}
 
 
-def _worker_object(worker: Worker) -> dict[str, object]:
+def _names(cluster: Cluster) -> dict[str, str]:
+    """Worker ids by instance."""
+    return {worker.instance_id: worker.id for pool in cluster.pools for worker in pool.workers}
+
+
+def _worker_object(worker: Worker, names: dict[str, str]) -> dict[str, object]:
     load, counters = worker.load, worker.counters
     return {
         "id": worker.id,
@@ -85,6 +95,13 @@ def _worker_object(worker: Worker) -> dict[str, object]:
         "rss_bytes": counters.rss_bytes,
         "draft_tokens": counters.draft_tokens,
         "accepted_draft_tokens": counters.accepted_draft_tokens,
+        "transfers": [asdict(each) for each in worker.transfers],
+        # To workers that are there no more, KV goes no more.
+        "kv_routes": [
+            {"to": names[route.instance_id], "transport": route.transport}
+            for route in worker.kv_routes
+            if route.instance_id in names
+        ],
     }
 
 
@@ -119,6 +136,8 @@ def show(cluster: Cluster) -> None:
         table.add_row(*_row(worker, shows_node, shows_drafts))
     if workers:
         out.print(table)
+    for line in route_lines(cluster):
+        out.print(line, markup=False)
     for pool in cluster.pools:
         if pool.unrecoverable_reason:
             is_gone = all(worker.state is not WorkerState.READY for worker in pool.workers)
@@ -128,6 +147,29 @@ def show(cluster: Cluster) -> None:
     for worker in workers:
         if worker.detail:
             out.print(f"{worker.id}: {worker.detail}", markup=False)
+
+
+def route_lines(cluster: Cluster) -> list[str]:
+    """How KV goes from each prefill worker that has sent any, and how long a hand-over takes."""
+    names = _names(cluster)
+    lines = []
+    for pool in cluster.pools:
+        for worker in pool.workers:
+            ways = [
+                f"{names[route.instance_id]} by {route.transport}"
+                for route in worker.kv_routes
+                if route.instance_id in names
+            ]
+            if ways:
+                lines.append(f"KV of {worker.id} goes to {', '.join(ways)}")
+            for each in worker.transfers:
+                if each.num_started:
+                    ready, start = (ms / each.num_started for ms in (each.handover_ms, each.decode_start_ms))
+                    lines.append(
+                        f"KV to {worker.id} by {each.transport}: whole {ready:.1f} ms after the first token, "
+                        f"first step after {start:.1f} ms (means of {each.num_started})"
+                    )
+    return lines
 
 
 def pool_lines(cluster: Cluster) -> list[str]:

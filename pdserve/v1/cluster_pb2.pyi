@@ -90,7 +90,7 @@ class PoolStatus(_message.Message):
     def __init__(self, role: _Optional[_Union[Role, str]] = ..., target: _Optional[int] = ..., workers: _Optional[_Iterable[_Union[WorkerStatus, _Mapping]]] = ..., unrecoverable_reason: _Optional[str] = ...) -> None: ...
 
 class WorkerStatus(_message.Message):
-    __slots__ = ("id", "instance_id", "role", "state", "detail", "address", "pid", "node", "device", "limits", "load", "counters")
+    __slots__ = ("id", "instance_id", "role", "state", "detail", "address", "pid", "node", "device", "limits", "load", "counters", "kv_routes")
     ID_FIELD_NUMBER: _ClassVar[int]
     INSTANCE_ID_FIELD_NUMBER: _ClassVar[int]
     ROLE_FIELD_NUMBER: _ClassVar[int]
@@ -103,6 +103,7 @@ class WorkerStatus(_message.Message):
     LIMITS_FIELD_NUMBER: _ClassVar[int]
     LOAD_FIELD_NUMBER: _ClassVar[int]
     COUNTERS_FIELD_NUMBER: _ClassVar[int]
+    KV_ROUTES_FIELD_NUMBER: _ClassVar[int]
     id: str
     instance_id: str
     role: Role
@@ -115,7 +116,16 @@ class WorkerStatus(_message.Message):
     limits: WorkerLimits
     load: WorkerLoad
     counters: WorkerCounters
-    def __init__(self, id: _Optional[str] = ..., instance_id: _Optional[str] = ..., role: _Optional[_Union[Role, str]] = ..., state: _Optional[_Union[WorkerState, str]] = ..., detail: _Optional[str] = ..., address: _Optional[str] = ..., pid: _Optional[int] = ..., node: _Optional[str] = ..., device: _Optional[str] = ..., limits: _Optional[_Union[WorkerLimits, _Mapping]] = ..., load: _Optional[_Union[WorkerLoad, _Mapping]] = ..., counters: _Optional[_Union[WorkerCounters, _Mapping]] = ...) -> None: ...
+    kv_routes: _containers.RepeatedCompositeFieldContainer[KVRoute]
+    def __init__(self, id: _Optional[str] = ..., instance_id: _Optional[str] = ..., role: _Optional[_Union[Role, str]] = ..., state: _Optional[_Union[WorkerState, str]] = ..., detail: _Optional[str] = ..., address: _Optional[str] = ..., pid: _Optional[int] = ..., node: _Optional[str] = ..., device: _Optional[str] = ..., limits: _Optional[_Union[WorkerLimits, _Mapping]] = ..., load: _Optional[_Union[WorkerLoad, _Mapping]] = ..., counters: _Optional[_Union[WorkerCounters, _Mapping]] = ..., kv_routes: _Optional[_Iterable[_Union[KVRoute, _Mapping]]] = ...) -> None: ...
+
+class KVRoute(_message.Message):
+    __slots__ = ("instance_id", "transport")
+    INSTANCE_ID_FIELD_NUMBER: _ClassVar[int]
+    TRANSPORT_FIELD_NUMBER: _ClassVar[int]
+    instance_id: str
+    transport: str
+    def __init__(self, instance_id: _Optional[str] = ..., transport: _Optional[str] = ...) -> None: ...
 
 class WorkerLimits(_message.Message):
     __slots__ = ("max_model_len", "block_size", "max_num_seqs", "kv_blocks_total", "max_sequence_tokens", "layout")
@@ -170,7 +180,7 @@ class WorkerLoad(_message.Message):
     def __init__(self, num_running: _Optional[int] = ..., num_waiting: _Optional[int] = ..., queued_prompt_tokens: _Optional[int] = ..., kv_blocks_free: _Optional[int] = ..., kv_blocks_used: _Optional[int] = ..., num_reservations: _Optional[int] = ..., num_transfers: _Optional[int] = ..., kv_blocks_quarantined: _Optional[int] = ...) -> None: ...
 
 class WorkerCounters(_message.Message):
-    __slots__ = ("tokens_prefilled", "tokens_decoded", "kv_bytes_sent", "kv_bytes_received", "num_preemptions", "num_expired_leases", "rss_bytes", "draft_tokens", "accepted_draft_tokens")
+    __slots__ = ("tokens_prefilled", "tokens_decoded", "kv_bytes_sent", "kv_bytes_received", "num_preemptions", "num_expired_leases", "rss_bytes", "draft_tokens", "accepted_draft_tokens", "transfers")
     TOKENS_PREFILLED_FIELD_NUMBER: _ClassVar[int]
     TOKENS_DECODED_FIELD_NUMBER: _ClassVar[int]
     KV_BYTES_SENT_FIELD_NUMBER: _ClassVar[int]
@@ -180,6 +190,7 @@ class WorkerCounters(_message.Message):
     RSS_BYTES_FIELD_NUMBER: _ClassVar[int]
     DRAFT_TOKENS_FIELD_NUMBER: _ClassVar[int]
     ACCEPTED_DRAFT_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    TRANSFERS_FIELD_NUMBER: _ClassVar[int]
     tokens_prefilled: int
     tokens_decoded: int
     kv_bytes_sent: int
@@ -189,4 +200,25 @@ class WorkerCounters(_message.Message):
     rss_bytes: int
     draft_tokens: int
     accepted_draft_tokens: int
-    def __init__(self, tokens_prefilled: _Optional[int] = ..., tokens_decoded: _Optional[int] = ..., kv_bytes_sent: _Optional[int] = ..., kv_bytes_received: _Optional[int] = ..., num_preemptions: _Optional[int] = ..., num_expired_leases: _Optional[int] = ..., rss_bytes: _Optional[int] = ..., draft_tokens: _Optional[int] = ..., accepted_draft_tokens: _Optional[int] = ...) -> None: ...
+    transfers: _containers.RepeatedCompositeFieldContainer[TransferCounters]
+    def __init__(self, tokens_prefilled: _Optional[int] = ..., tokens_decoded: _Optional[int] = ..., kv_bytes_sent: _Optional[int] = ..., kv_bytes_received: _Optional[int] = ..., num_preemptions: _Optional[int] = ..., num_expired_leases: _Optional[int] = ..., rss_bytes: _Optional[int] = ..., draft_tokens: _Optional[int] = ..., accepted_draft_tokens: _Optional[int] = ..., transfers: _Optional[_Iterable[_Union[TransferCounters, _Mapping]]] = ...) -> None: ...
+
+class TransferCounters(_message.Message):
+    __slots__ = ("transport", "num_transfers", "num_bytes", "transfer_ms", "hidden_bytes", "num_started", "handover_ms", "decode_start_ms")
+    TRANSPORT_FIELD_NUMBER: _ClassVar[int]
+    NUM_TRANSFERS_FIELD_NUMBER: _ClassVar[int]
+    NUM_BYTES_FIELD_NUMBER: _ClassVar[int]
+    TRANSFER_MS_FIELD_NUMBER: _ClassVar[int]
+    HIDDEN_BYTES_FIELD_NUMBER: _ClassVar[int]
+    NUM_STARTED_FIELD_NUMBER: _ClassVar[int]
+    HANDOVER_MS_FIELD_NUMBER: _ClassVar[int]
+    DECODE_START_MS_FIELD_NUMBER: _ClassVar[int]
+    transport: str
+    num_transfers: int
+    num_bytes: int
+    transfer_ms: float
+    hidden_bytes: int
+    num_started: int
+    handover_ms: float
+    decode_start_ms: float
+    def __init__(self, transport: _Optional[str] = ..., num_transfers: _Optional[int] = ..., num_bytes: _Optional[int] = ..., transfer_ms: _Optional[float] = ..., hidden_bytes: _Optional[int] = ..., num_started: _Optional[int] = ..., handover_ms: _Optional[float] = ..., decode_start_ms: _Optional[float] = ...) -> None: ...

@@ -134,7 +134,7 @@ class StepOutput(_message.Message):
     def __init__(self, tokens: _Optional[_Iterable[_Union[TokenOutput, _Mapping]]] = ..., failed: _Optional[_Iterable[_Union[SequenceFailed, _Mapping]]] = ..., load: _Optional[_Union[_cluster_pb2.WorkerLoad, _Mapping]] = ...) -> None: ...
 
 class TokenOutput(_message.Message):
-    __slots__ = ("transfer_id", "epoch", "position", "token_id", "logprobs", "finish_reason", "prefill", "was_drafted", "num_drafts")
+    __slots__ = ("transfer_id", "epoch", "position", "token_id", "logprobs", "finish_reason", "prefill", "was_drafted", "num_drafts", "handover")
     TRANSFER_ID_FIELD_NUMBER: _ClassVar[int]
     EPOCH_FIELD_NUMBER: _ClassVar[int]
     POSITION_FIELD_NUMBER: _ClassVar[int]
@@ -144,6 +144,7 @@ class TokenOutput(_message.Message):
     PREFILL_FIELD_NUMBER: _ClassVar[int]
     WAS_DRAFTED_FIELD_NUMBER: _ClassVar[int]
     NUM_DRAFTS_FIELD_NUMBER: _ClassVar[int]
+    HANDOVER_FIELD_NUMBER: _ClassVar[int]
     transfer_id: str
     epoch: int
     position: int
@@ -153,7 +154,16 @@ class TokenOutput(_message.Message):
     prefill: PrefillReport
     was_drafted: bool
     num_drafts: int
-    def __init__(self, transfer_id: _Optional[str] = ..., epoch: _Optional[int] = ..., position: _Optional[int] = ..., token_id: _Optional[int] = ..., logprobs: _Optional[_Union[_generation_pb2.PositionLogprobs, _Mapping]] = ..., finish_reason: _Optional[_Union[_generation_pb2.FinishReason, str]] = ..., prefill: _Optional[_Union[PrefillReport, _Mapping]] = ..., was_drafted: _Optional[bool] = ..., num_drafts: _Optional[int] = ...) -> None: ...
+    handover: HandOver
+    def __init__(self, transfer_id: _Optional[str] = ..., epoch: _Optional[int] = ..., position: _Optional[int] = ..., token_id: _Optional[int] = ..., logprobs: _Optional[_Union[_generation_pb2.PositionLogprobs, _Mapping]] = ..., finish_reason: _Optional[_Union[_generation_pb2.FinishReason, str]] = ..., prefill: _Optional[_Union[PrefillReport, _Mapping]] = ..., was_drafted: _Optional[bool] = ..., num_drafts: _Optional[int] = ..., handover: _Optional[_Union[HandOver, _Mapping]] = ...) -> None: ...
+
+class HandOver(_message.Message):
+    __slots__ = ("ready_ms", "first_step_ms")
+    READY_MS_FIELD_NUMBER: _ClassVar[int]
+    FIRST_STEP_MS_FIELD_NUMBER: _ClassVar[int]
+    ready_ms: float
+    first_step_ms: float
+    def __init__(self, ready_ms: _Optional[float] = ..., first_step_ms: _Optional[float] = ...) -> None: ...
 
 class PrefillReport(_message.Message):
     __slots__ = ("cached_tokens", "queue_ms", "prefill_ms")
@@ -202,13 +212,15 @@ class FirstToken(_message.Message):
     def __init__(self, token: _Optional[_Union[TokenOutput, _Mapping]] = ..., load: _Optional[_Union[_cluster_pb2.WorkerLoad, _Mapping]] = ...) -> None: ...
 
 class TransferEnd(_message.Message):
-    __slots__ = ("transfer_ms", "transfer_bytes", "num_blocks", "load")
+    __slots__ = ("transfer_ms", "transfer_bytes", "num_blocks", "load", "hidden_bytes")
     TRANSFER_MS_FIELD_NUMBER: _ClassVar[int]
     TRANSFER_BYTES_FIELD_NUMBER: _ClassVar[int]
     NUM_BLOCKS_FIELD_NUMBER: _ClassVar[int]
     LOAD_FIELD_NUMBER: _ClassVar[int]
+    HIDDEN_BYTES_FIELD_NUMBER: _ClassVar[int]
     transfer_ms: float
     transfer_bytes: int
     num_blocks: int
     load: _cluster_pb2.WorkerLoad
-    def __init__(self, transfer_ms: _Optional[float] = ..., transfer_bytes: _Optional[int] = ..., num_blocks: _Optional[int] = ..., load: _Optional[_Union[_cluster_pb2.WorkerLoad, _Mapping]] = ...) -> None: ...
+    hidden_bytes: int
+    def __init__(self, transfer_ms: _Optional[float] = ..., transfer_bytes: _Optional[int] = ..., num_blocks: _Optional[int] = ..., load: _Optional[_Union[_cluster_pb2.WorkerLoad, _Mapping]] = ..., hidden_bytes: _Optional[int] = ...) -> None: ...

@@ -6,6 +6,8 @@ import asyncio
 import random
 from pathlib import Path
 
+import pytest
+
 from engine.loading import LoadedModel
 from pdserve.client import Client, Generation, PdserveError
 from pdserve.v1 import cluster_pb2
@@ -130,6 +132,32 @@ async def test_each_pool_counts_its_own_share_and_the_bytes_between_them(
         (worker,) = serves.workers
         counters = worker.describe().counters
         assert (counters.tokens_prefilled, counters.tokens_decoded, counters.kv_bytes_received) == (40, 6, 0)
+
+
+async def test_how_long_a_hand_over_took_is_told_to_the_client_and_summed_by_transport(
+    folder: Path, loaded: LoadedModel
+) -> None:
+    async with serving(folder, loaded, num_blocks=200) as serves:
+        (p,), (d,) = serves.of(Role.PREFILL), serves.of(Role.DECODE)
+        told = []
+        for number in range(3):
+            answer = await serves.client.generate(prompt(1500, number), max_tokens=3, ignore_eos=True)
+            told.append(answer.timings)
+            assert 0 < answer.timings.handover_ms <= answer.timings.decode_start_ms < 1000
+            # It ran in 32 chunks: the first of them were there long before, the last layers were not.
+            assert 0 < answer.timings.hidden_bytes < answer.timings.transfer_bytes
+        ended = await serves.client.generate(prompt(20), max_tokens=1)
+        assert (ended.timings.handover_ms, ended.timings.decode_start_ms) == (0, 0)
+        (sent,), (received,) = p.describe().counters.transfers, d.describe().counters.transfers
+        assert (sent.transport, sent.num_transfers) == (received.transport, received.num_transfers)
+        assert (sent.transport, sent.num_transfers, received.num_started) == ("grpc", 3, 3)
+        assert sent.num_bytes == received.num_bytes == sum(each.transfer_bytes for each in told)
+        assert sent.hidden_bytes == sum(each.hidden_bytes for each in told)
+        assert received.handover_ms == pytest.approx(sum(each.handover_ms for each in told))
+        assert received.decode_start_ms == pytest.approx(sum(each.decode_start_ms for each in told))
+        assert min(sent.transfer_ms, received.transfer_ms) > 0
+        (route,) = p.describe().kv_routes
+        assert (route.instance_id, route.transport) == (d.identity.instance_id, "grpc")
 
 
 async def test_a_request_that_fails_half_way_is_counted_once(folder: Path, loaded: LoadedModel) -> None:

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import asyncio
+from dataclasses import replace
 from typing import cast
 
 import pytest
 
 from pdserve.cli.answer import Answer, as_object, timings_table
 from pdserve.cli.console import out
-from pdserve.cli.status import pool_lines, show
+from pdserve.cli.status import as_object as status_object
+from pdserve.cli.status import pool_lines, route_lines, show
 from pdserve.cli.watching import Steps, wait_until_settled
 from pdserve.client import (
     Client,
@@ -25,7 +27,7 @@ from pdserve.client import (
     Worker,
     WorkerState,
 )
-from pdserve.results import WorkerCounters, WorkerLimits, WorkerLoad
+from pdserve.results import KVRoute, TransferCounters, WorkerCounters, WorkerLimits, WorkerLoad
 
 
 def worker(role: Role, state: WorkerState, num_drafts: int = 0) -> Worker:
@@ -79,6 +81,23 @@ def test_drafts_are_shown_where_any_were_made() -> None:
         assert ("45/90" in captured.get()) == is_told
 
 
+def test_how_kv_goes_is_shown_by_the_workers_names() -> None:
+    routes = (KVRoute("d", "shm"), KVRoute("gone", "grpc"))
+    prefill = replace(worker(Role.PREFILL, READY), kv_routes=routes)
+    arrived = TransferCounters("shm", 4, 1000, 8.0, 0, num_started=2, handover_ms=3.0, decode_start_ms=5.0)
+    decode = replace(worker(Role.DECODE, READY), instance_id="d", transfers=(arrived,))
+    shown = cluster(Pool(Role.PREFILL, 1, (prefill,), None), Pool(Role.DECODE, 1, (decode,), None))
+    assert route_lines(shown) == [
+        "KV of prefill-0 goes to decode-0 by shm",
+        "KV to decode-0 by shm: whole 1.5 ms after the first token, first step after 2.5 ms (means of 2)",
+    ]
+    pools = status_object(shown)["pools"]
+    assert isinstance(pools, dict)
+    assert pools["prefill"]["workers"][0]["kv_routes"] == [{"to": "decode-0", "transport": "shm"}]
+    assert pools["decode"]["workers"][0]["transfers"][0]["num_bytes"] == 1000
+    assert route_lines(cluster(pool(Role.PREFILL, 1, READY))) == []
+
+
 def answer(
     reason: FinishReason,
     num_resumes: int = 0,
@@ -92,7 +111,7 @@ def answer(
         matched_stop=stop,
         matched_token_id=token,
         usage=Usage(5, 0, 12, num_drafts, num_drafts // 2),
-        timings=Timings(1, 2, 3, 4000, 5, 6, 7),
+        timings=Timings(1, 2, 3, 4000, 5, 6, 7, 8, 9, 3000),
         num_resumes=num_resumes,
         prefill_worker="prefill-1",
         decode_worker="decode-1",
@@ -121,6 +140,13 @@ def test_explain_says_who_finished_after_a_resume() -> None:
     assert rows["decode"].startswith("decode-1 ")
     assert rows["KV shipped"].startswith("prefill-1 → decode-1 ")
     assert "resumed" not in explained(answer(FinishReason.EOS))
+
+
+def test_explain_says_what_of_the_transfer_was_hidden() -> None:
+    told = explained(answer(FinishReason.EOS))["KV shipped"]
+    assert told.endswith(
+        "0.00 MB in 3.0 ms, 75% before the first token; decoding began 9.0 ms after that token"
+    )
 
 
 def test_drafts_are_told_where_there_were_any() -> None:

@@ -10,6 +10,7 @@ from decode_worker.subscription import StepBatch
 from engine.request import NewToken, PrefillReport, SequenceOutput, SequenceRequest
 from engine.sampling import FinishReason, SamplingParams, StopConditions
 from kv_transfer.frame import TransferKey
+from kv_transfer.handover import HandOver
 from pdserve.v1 import cluster_pb2, generation_pb2
 
 KEY = TransferKey("a", 0)
@@ -29,6 +30,16 @@ def test_a_prefill_report_comes_with_the_first_token() -> None:
     report = PrefillReport(0, 1.0, 2.0)
     add_output(batch, KEY, SequenceOutput("a/0", 30, (NewToken(0, 1, None),), None, False, report))
     assert [(each.prefill, each.finish_reason) for each in batch.tokens] == [(report, None)]
+
+
+def test_the_times_of_a_hand_over_come_with_the_first_token_drawn_here() -> None:
+    batch, handover = StepBatch(), HandOver(1.5, 2.5)
+    tokens = (NewToken(1, 5, None, was_drafted=True), NewToken(2, 6, None))
+    add_output(batch, KEY, SequenceOutput("a/0", 30, tokens, None, False), handover)
+    assert [each.handover for each in batch.tokens] == [handover, None]
+    first, second = step_output(batch, cluster_pb2.WorkerLoad()).tokens
+    assert (first.handover.ready_ms, first.handover.first_step_ms) == (1.5, 2.5)
+    assert not second.HasField("handover")
 
 
 def test_a_chunk_that_is_not_the_last_says_nothing() -> None:
