@@ -49,6 +49,7 @@ WORKER_KEYS = {
         "reservations",
         "rss_bytes",
     ),
+    *("draft_tokens", "accepted_draft_tokens", "transfers", "kv_routes"),
 }
 
 
@@ -105,6 +106,7 @@ def test_both_pools_counted_their_share(running: Running) -> None:
     assert decode["tokens_decoded"] > 0
     assert decode["tokens_prefilled"] == 0
     assert prefill["kv_bytes_sent"] == decode["kv_bytes_received"] > 0
+    assert [route["to"] for route in prefill["kv_routes"]] == [decode["id"]]
     assert prefill["kv_blocks_used"] == decode["kv_blocks_used"] == decode["reservations"] == 0
     assert "prefill-0" in running.commands.succeed("status")
 
