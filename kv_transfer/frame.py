@@ -23,8 +23,10 @@ from engine.request import NewToken
 from kv_transfer.layout import KVLayout
 from kv_transfer.verify import Verify
 
-# What payloads are cut to, unless a single piece of a block is larger.
+# What payloads are cut to, unless a single piece of a block is larger: those in a frame, and those that go
+# on a way of their own.
 MAX_FRAME_BYTES = 4 * 1024 * 1024
+MAX_APART_BYTES = 64 * 1024 * 1024
 
 
 @dataclass(frozen=True, slots=True)

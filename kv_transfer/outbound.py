@@ -47,6 +47,10 @@ class Outbound:
         self._queue = SendQueue(layout, config)
         # The transfer whose blocks the thread is reading right now: its pins stay until the thread is done.
         self._being_read: Transfer | None = None
+        # Whether the connection reads payloads until they are answered, and not in `send` only.
+        self._reads_late = False
+        # Those that have ended, and whose blocks are still being read.
+        self._lingering: set[Transfer] = set()
         self._connection: Connection | None = None
         self._error: PdserveError | None = None
         self._thread = threading.Thread(target=self._run, name=f"kv-to-{ways[0].address}", daemon=True)
@@ -64,7 +68,7 @@ class Outbound:
     @property
     def num_transfers(self) -> int:
         with self._wake:
-            return len(self._queue) + (self._being_read is not None and self._being_read.is_ended)
+            return len(self._queue) + len(self._lingering)
 
     def open(self, target: PushTarget) -> Transfer:
         transfer = Transfer(target, self._layout.num_layers, self)
@@ -137,9 +141,9 @@ class Outbound:
             if transfer.is_ended:
                 return
             self._queue.withdraw(transfer, error)
-            is_free = self._being_read is not transfer
+            is_over = self._settle(transfer)
             self._wake.notify_all()
-        if is_free:
+        if is_over:
             transfer.resolve()
 
     # -- ConnectionEvents --------------------------------------------------------------------------
@@ -153,11 +157,11 @@ class Outbound:
             self.on_lost(Unavailable(f"no answer but garbage: {error}", reason="KV_STREAM_BROKEN"))
             return
         with self._wake:
-            ended = self._queue.answered(header)
-            is_free = ended is not self._being_read
+            transfer = self._queue.answered(header)
+            is_over = transfer is not None and self._settle(transfer)
             self._wake.notify_all()
-        if ended is not None and is_free:
-            ended.resolve()
+        if transfer is not None and is_over:
+            transfer.resolve()
 
     def on_lost(self, error: PdserveError) -> None:
         with self._wake:
@@ -171,7 +175,9 @@ class Outbound:
     def _run(self) -> None:
         try:
             self._connection = connection = self._connect()
-            self._queue.connected(self.way.transport, connection.is_remote_writer)
+            self._reads_late = connection.reads_until_answered
+            is_apart = connection.is_remote_writer or connection.reads_until_answered
+            self._queue.connected(self.way.transport, connection.is_remote_writer, is_apart)
             while (due := self._next()) is not None:
                 self._send(connection, due)
         except PdserveError as error:
@@ -224,7 +230,7 @@ class Outbound:
             self.bytes_sent += cells.num_bytes
             transfer.bytes_sent += cells.num_bytes
             self._being_read = None
-            is_over = transfer.is_ended
+            is_over = self._settle(transfer)
         if is_over:
             transfer.resolve()
 
@@ -239,10 +245,22 @@ class Outbound:
             self._connection.close()
         with self._wake:
             self._error = self._error or Unavailable("the sending thread ended", reason="KV_STREAM_BROKEN")
-            last_read, self._being_read = self._being_read, None
-            over = self._queue.fail_all(self._error)
-        if last_read is not None and last_read not in over:
-            over.append(last_read)
+            # With the connection closed, nothing is read any more.
+            self._being_read, self._reads_late = None, False
+            ended = {*self._queue.fail_all(self._error), *self._lingering}
+            over = [transfer for transfer in ended if self._settle(transfer)]
         for transfer in over:
             transfer.resolve()
         self._on_end(self)
+
+    def _settle(self, transfer: Transfer) -> bool:
+        """Under the lock, after what may have ended it or its reading. True: the caller is to resolve it."""
+        if not transfer.is_ended or transfer.is_settled:
+            return False
+        is_read_late = self._reads_late and transfer.num_payloads_unanswered > 0
+        if transfer is self._being_read or is_read_late:
+            self._lingering.add(transfer)
+            return False
+        self._lingering.discard(transfer)
+        transfer.is_settled = True
+        return True

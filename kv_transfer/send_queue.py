@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from engine.errors import IntegrityError
 from engine.request import NewToken
 from kv_transfer.frame import (
+    MAX_APART_BYTES,
     MAX_FRAME_BYTES,
     Abort,
     Ack,
@@ -30,14 +31,22 @@ from pdserve.v1.errors import FailedPrecondition, Internal, PdserveError, from_c
 
 @dataclass(frozen=True, slots=True)
 class SenderConfig:
-    # Payload of a frame: pieces of blocks, at least one, and at most MAX_FRAME_BYTES.
-    frame_bytes: int = 2 * 1024 * 1024
-    # What may be on its way unanswered.
-    window_bytes: int = 16 * 1024 * 1024
+    # Payload of a frame: pieces of blocks, at least one, and at most MAX_FRAME_BYTES. None: what is best
+    # for the transport, by `benchmarks/`.
+    frame_bytes: int | None = None
+    # What may be on its way unanswered. None: eight frames.
+    window_bytes: int | None = None
+    # Connections to one D, each with a thread, while transfers are many: a transfer keeps to one.
+    num_channels: int = 1
     # How much of it D is to check; None for what is usual on the transport.
     verify: Verify | None = None
     # A peer that answers nothing for so long is lost.
     ack_timeout_s: float = 10.0
+
+
+_IN_FRAME_BYTES = 2 * 1024 * 1024
+# Where bytes go apart from their frame, what a frame itself costs is a larger part.
+_APART_BYTES = 8 * 1024 * 1024
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,17 +67,19 @@ class SendQueue:
         self._transfers: OrderedDict[TransferKey, Transfer] = OrderedDict()
         # A transfer: its Open, without which D would take no Abort from us.
         self._farewells: deque[Transfer | Abort | Closed] = deque()
-        self._window = Window(config.window_bytes)
-        self._transport = ""
-        self._is_remote_writer = False
+        self._window = Window(0)
+        self.connected("", is_remote_writer=False, is_apart=False)
 
     def __len__(self) -> int:
         return len(self._transfers)
 
-    def connected(self, transport: str, is_remote_writer: bool) -> None:
-        """Before the first `next`."""
+    def connected(self, transport: str, is_remote_writer: bool, is_apart: bool) -> None:
+        """Before the first `next`. `is_apart`: payloads do not travel in their frames."""
         self._transport = transport
         self._is_remote_writer = is_remote_writer
+        chosen = self._config.frame_bytes or (_APART_BYTES if is_apart else _IN_FRAME_BYTES)
+        self._frame_bytes = min(chosen, MAX_APART_BYTES if is_apart else MAX_FRAME_BYTES)
+        self._window.max_bytes = self._config.window_bytes or 8 * self._frame_bytes
 
     @property
     def verify(self) -> Verify:
@@ -76,7 +87,7 @@ class SendQueue:
         return default_verify(self._is_remote_writer) if chosen is None else chosen
 
     def add(self, transfer: Transfer) -> None:
-        if transfer.key in self._transfers:
+        if transfer.key in self._transfers or transfer.key in self._window:
             raise FailedPrecondition(f"{transfer.key} is open already", reason="TRANSFER_OPEN")
         self._transfers[transfer.key] = transfer
 
@@ -114,16 +125,18 @@ class SendQueue:
         self._end(transfer, TransferState.NOT_NEEDED if error is None else TransferState.FAILED, error)
 
     def answered(self, header: Ack | Refused) -> Transfer | None:
-        """The transfer that this answer has ended, if it has."""
+        """The transfer that this answer is for; None for the answer to a duplicate."""
         transfer = self._window.answered(header.key, header.seq)
-        if transfer is None:
-            return None  # the answer to a duplicate, or for a transfer that has ended here
+        if transfer is not None and not transfer.is_ended:
+            self._apply(transfer, header)
+        return transfer
+
+    def _apply(self, transfer: Transfer, header: Ack | Refused) -> None:
         if isinstance(header, Refused):
             error = from_code(header.code, header.message)
             error.reason = header.reason
             self._end(transfer, TransferState.FAILED, error)
-            return transfer
-        if transfer.state is TransferState.OPEN:
+        elif transfer.state is TransferState.OPEN:
             transfer.move(TransferState.SENDING)
             transfer.remote_block_ids = header.block_ids
             target = transfer.target
@@ -133,11 +146,8 @@ class SendQueue:
             ):
                 error = Internal(f"{transfer.key}: other blocks are reserved there", reason="WRONG_BLOCKS")
                 self._end(transfer, TransferState.FAILED, error)
-                return transfer
         elif transfer.state is TransferState.COMMITTED and header.seq == transfer.next_seq - 1:
             self._end(transfer, TransferState.ACKED, None)
-            return transfer
-        return None
 
     def fail_all(self, error: PdserveError) -> list[Transfer]:
         living = list(self._transfers.values())
@@ -187,7 +197,7 @@ class SendQueue:
     def _span(self, progress: Progress) -> Span | None:
         size = self._layout.layer_bytes
         smallest = progress.num_layers_due * size
-        frame_bytes = max(smallest, min(self._config.frame_bytes, MAX_FRAME_BYTES))
+        frame_bytes = max(smallest, self._frame_bytes)
         return progress.next(min(self._window.room_bytes(at_least=smallest), frame_bytes) // size)
 
     def _note(self, transfer: Transfer, header: Open | Blocks | Commit | Renew, now: float) -> None:
@@ -212,4 +222,3 @@ class SendQueue:
         if transfer.is_open_sent and to is not TransferState.ACKED:
             self._farewells.append(Closed(transfer.key))
         self._transfers.pop(transfer.key, None)
-        self._window.forget(transfer)

@@ -106,7 +106,11 @@ class Transfer:
         self.remote_block_ids: tuple[int, ...] = ()
         self.is_open_sent = False
         self.next_seq = 0
+        # Frames on their way that are not answered, and those of them that have a payload.
         self.num_unanswered = 0
+        self.num_payloads_unanswered = 0
+        # Its outcome was told, or is being told.
+        self.is_settled = False
         self.digest = Digest()
         self.bytes_sent = 0
         self.bytes_acknowledged = 0

@@ -11,7 +11,9 @@ arrives twice is applied once, and acknowledged again while its transfer lives; 
 refused. A transport need not repeat anything: what is lost fails its transfer, and the router tries again
 with a new epoch.
 
-*Who frees.* `send` has done with the payload when it returns: the sender may let go of the blocks then.
+*Who frees.* `send` has done with the payload when it returns: the sender may let go of the blocks then. A
+connection with `reads_until_answered` has done with it when the frame is answered, or the connection is
+closed: D answers every Blocks frame, those of transfers that are over as well.
 The receiving side writes only inside `ReservationTable.writing`; a reservation that ends meanwhile keeps
 its blocks (QUARANTINED) until the writing thread has left.
 
@@ -59,10 +61,13 @@ class ConnectionEvents(Protocol):
 
 
 class Connection(Protocol):
-    """P's end. `is_remote_writer` never changes."""
+    """P's end. Its properties never change."""
 
     @property
     def is_remote_writer(self) -> bool: ...
+
+    @property
+    def reads_until_answered(self) -> bool: ...
 
     def send(self, header: Header, payload: Cells | None = None, target: Sequence[int] = ()) -> None:
         """`payload`: of a Blocks frame only. `target`: of a remote writer's Blocks frame only.

@@ -76,6 +76,7 @@ class GrpcTransport:
 
 class GrpcConnection:
     is_remote_writer = False
+    reads_until_answered = False
 
     def __init__(self, channel: grpc.Channel, events: ConnectionEvents, send_timeout_s: float) -> None:
         self._channel = channel

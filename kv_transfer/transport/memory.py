@@ -1,7 +1,8 @@
 """Frames by way of memory, in one process, with everything that can go wrong at hand: for tests.
 
 Frames are encoded and decoded as on a wire. Where the listener shows its blocks, connections are remote
-writers: they put the bytes there themselves, and only then queue the frame.
+writers: they put the bytes there themselves, and only then queue the frame. With `reads_late` payloads are
+read when they are delivered.
 """
 
 from __future__ import annotations
@@ -40,8 +41,9 @@ class MemoryTransport:
 
     name = "memory"
 
-    def __init__(self, faults: Faults | None = None, name: str = "memory") -> None:
+    def __init__(self, faults: Faults | None = None, name: str = "memory", reads_late: bool = False) -> None:
         self.name = name
+        self._reads_late = reads_late
         self.faults = faults or Faults()
         self._sinks: dict[str, tuple[FrameSink, BlockStore | None]] = {}
         self._connections: list[tuple[str, MemoryConnection]] = []
@@ -58,7 +60,7 @@ class MemoryTransport:
         listener = self._sinks.get(way.address)
         if listener is None:
             raise Unavailable(f"nobody listens at {way.address}", reason="KV_CONNECT")
-        connection = MemoryConnection(self.name, *listener, events, self.faults)
+        connection = MemoryConnection(self.name, *listener, events, self.faults, self._reads_late)
         self._connections.append((way.address, connection))
         return connection
 
@@ -87,14 +89,16 @@ class MemoryConnection:
         blocks: BlockStore | None,
         events: ConnectionEvents,
         faults: Faults,
+        reads_late: bool,
     ) -> None:
+        self.reads_until_answered = reads_late
         self._sink = sink
         self._blocks = blocks
         self._events = events
         self._faults = faults
         self._stream = InboundStream("memory", transport, is_remote_writer=blocks is not None)
         self._wake = threading.Condition()
-        self._frames: deque[bytes] = deque()
+        self._frames: deque[bytes | tuple[Header, list[memoryview]]] = deque()
         self._is_closed = False
         self._is_broken = False
         self._thread = threading.Thread(target=self._deliver_all, name="kv-memory", daemon=True)
@@ -112,7 +116,7 @@ class MemoryConnection:
         with self._wake:
             if self._is_closed:
                 raise Unavailable("the connection is closed", reason="KV_STREAM_BROKEN")
-            self._frames.append(encode(header, pieces))
+            self._frames.append((header, pieces) if self.reads_until_answered else encode(header, pieces))
             self._wake.notify_all()
 
     def close(self) -> None:
@@ -137,8 +141,8 @@ class MemoryConnection:
         number = 0
         error: Unavailable | None = None
         try:
-            while (raw := self._next()) is not None:
-                self._deliver(number, raw)
+            while (frame := self._next()) is not None:
+                self._deliver(number, frame)
                 number += 1
         except (Unavailable, FrameError) as broken:
             error = Unavailable(str(broken), reason="KV_STREAM_BROKEN")
@@ -148,14 +152,14 @@ class MemoryConnection:
         if error is not None and not was_closed:
             self._events.on_lost(error)
 
-    def _next(self) -> bytes | None:
+    def _next(self) -> bytes | tuple[Header, list[memoryview]] | None:
         with self._wake:
             self._wake.wait_for(lambda: self._frames or self._is_closed or self._is_broken)
             if self._is_broken:
                 raise Unavailable("the receiver is gone")
             return self._frames.popleft() if self._frames else None
 
-    def _deliver(self, number: int, raw: bytes) -> None:
+    def _deliver(self, number: int, frame: bytes | tuple[Header, list[memoryview]]) -> None:
         faults = self._faults
         if number in faults.hold:
             faults.hold[number].wait()
@@ -165,6 +169,7 @@ class MemoryConnection:
             raise Unavailable(f"killed at frame {number}")
         if number in faults.drop:
             return
+        raw = frame if isinstance(frame, bytes) else encode(*frame)
         if number in faults.corrupt:
             raw = raw[:-1] + bytes([raw[-1] ^ 1])
         for _ in range(2 if number in faults.duplicate else 1):

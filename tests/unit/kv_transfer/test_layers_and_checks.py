@@ -129,6 +129,7 @@ def test_what_was_damaged_while_it_was_written_is_seen_where_the_blocks_are_read
             assert done.result(WAIT_S) is not None
             both.events.wait_for("ready", target.key)
         both.table.release(target.key)
+        both.events.wait_for("freed", target.key)
 
 
 def test_only_a_known_remote_writer_may_leave_its_payload_out() -> None:

@@ -83,15 +83,17 @@ def test_a_commit_goes_behind_the_last_block_and_its_answer_ends_the_transfer(qu
     one.progress.offer_blocks(1)
     one.first = FIRST
     queue.next(0.0)
-    assert ack(queue, one, 0) is None
+    assert ack(queue, one, 0) is one
     blocks, commit = queue.next(0.0), queue.next(0.0)
     assert blocks is not None
     assert commit is not None
     assert isinstance(blocks.header, Blocks)
     assert isinstance(commit.header, Commit)
-    assert ack(queue, one, blocks.header.seq) is None
+    assert ack(queue, one, blocks.header.seq) is one
+    assert one.state is TransferState.COMMITTED
     assert ack(queue, one, commit.header.seq) is one
     assert one.state is TransferState.ACKED
+    assert ack(queue, one, commit.header.seq) is None
     assert len(queue) == 0
     assert queue.next(0.0) is None
 
@@ -148,7 +150,7 @@ def test_a_transfer_that_is_taken_back_says_so_even_before_its_open(
     assert ack(queue, one, 0) is None
 
 
-def test_a_refusal_fails_its_transfer_and_empties_its_part_of_the_window(queue: SendQueue) -> None:
+def test_a_refusal_fails_its_transfer_and_the_rest_of_it_stays_in_the_window(queue: SendQueue) -> None:
     one = transfer("a")
     queue.add(one)
     one.progress.offer_blocks(4)
@@ -158,9 +160,51 @@ def test_a_refusal_fails_its_transfer_and_empties_its_part_of_the_window(queue: 
     assert queue.answered(Refused(one.key, 1, 15, "KV_CHECKSUM", "damaged")) is one
     assert isinstance(one.error, DataLoss)
     assert one.error.reason == "KV_CHECKSUM"
-    assert one.num_unanswered == 0
-    queue.check_integrity()
     assert kinds(queue) == ["Closed a"]
+    queue.check_integrity()
+    assert one.num_payloads_unanswered == 1
+    assert queue.is_peer_silent(5.0)
+    with pytest.raises(FailedPrecondition):
+        queue.add(transfer("a"))
+    assert queue.answered(Refused(one.key, 2, 15, "KV_CHECKSUM", "damaged")) is one
+    assert one.num_payloads_unanswered == 0
+    assert not queue.is_peer_silent(5.0)
+    queue.check_integrity()
+
+
+def test_an_answer_stands_for_the_older_ones_that_got_lost(queue: SendQueue) -> None:
+    one, other = transfer("a"), transfer("b")
+    for each in (one, other):
+        queue.add(each)
+        each.progress.offer_blocks(4)
+    kinds(queue)
+    for each in (one, other):
+        ack(queue, each, 0)
+    assert kinds(queue) == ["Blocks a", "Blocks b"]
+    ack(queue, other, 1)
+    assert kinds(queue) == ["Blocks a"]
+    assert one.num_unanswered == 2
+    ack(queue, one, 2)
+    assert one.num_unanswered == 0
+    assert ack(queue, one, 1) is None
+    queue.check_integrity()
+
+
+@pytest.mark.parametrize(("is_apart", "frame_bytes"), [(False, 4 << 20), (True, 5 << 20)])
+def test_a_frame_whose_payload_goes_apart_may_be_larger_than_a_message(
+    is_apart: bool, frame_bytes: int
+) -> None:
+    queue = SendQueue(LAYOUT, SenderConfig(frame_bytes=5 << 20))
+    queue.connected("any", is_remote_writer=False, is_apart=is_apart)
+    one = transfer("a", num_blocks=(64 << 20) // SIZE)
+    queue.add(one)
+    one.progress.offer_blocks(one.target.num_blocks)
+    queue.next(0.0)
+    ack(queue, one, 0)
+    due = queue.next(0.0)
+    assert due is not None
+    assert isinstance(due.header, Blocks)
+    assert due.header.num_blocks == frame_bytes // SIZE
 
 
 def test_a_key_is_open_once(queue: SendQueue) -> None:

@@ -328,6 +328,42 @@ def test_the_source_stays_pinned_while_the_sending_thread_reads_it() -> None:
         both.events.wait_for("freed", target.key)
 
 
+def test_the_source_stays_pinned_until_a_connection_that_reads_late_is_answered() -> None:
+    late = threading.Event()
+    transport = MemoryTransport(Faults(hold={2: late}), reads_late=True)
+    with hand_over(transport, ONE_BLOCK) as both:
+        target = both.reserve("a", (0, 1, 2))
+        transfer = both.sender.open(target)
+        transfer.offer((0, 1, 2), 3)
+        wait_until(lambda: both.sender.bytes_sent == 3 * SIZE)  # one is there, two are on their way
+        transfer.abort(Aborted("gone"))
+        assert not transfer.done.done()
+        assert both.sender.num_transfers == 1
+        late.set()
+        with pytest.raises(Aborted):
+            transfer.done.result(WAIT_S)
+        assert both.sender.num_transfers == 0
+        both.events.wait_for("freed", target.key)
+
+
+@pytest.mark.parametrize("ends_by", ["close", "silence"])
+def test_a_late_reader_that_is_closed_or_silent_lets_go_of_the_source(ends_by: str) -> None:
+    late = threading.Event()
+    transport = MemoryTransport(Faults(hold={1: late}), reads_late=True)
+    config = IMPATIENT if ends_by == "silence" else ONE_BLOCK
+    with hand_over(transport, config) as both:
+        target = both.reserve("a", (0, 1))
+        transfer = both.send_all(target, (0, 1))
+        wait_until(lambda: both.sender.bytes_sent == 2 * SIZE)
+        transfer.abort(Aborted("gone"))
+        if ends_by == "close":
+            both.sender.close()
+        with pytest.raises(Aborted):
+            transfer.done.result(WAIT_S)
+        both.table.release(target.key)
+        both.events.wait_for("freed", target.key)
+
+
 def test_no_more_than_a_window_is_on_its_way() -> None:
     hold = threading.Event()
     with hand_over(MemoryTransport(Faults(hold={1: hold})), ONE_BLOCK) as both:
