@@ -7,6 +7,7 @@ some of its layers are one piece of it.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from functools import cached_property
 from typing import Protocol
 
@@ -16,6 +17,14 @@ import torch
 
 from engine.kv_pool import KVPool
 from kv_transfer.layout import KVLayout
+
+# Bytes of one frame: in host memory, or a flat tensor of bytes wherever it lies.
+Payload = memoryview | torch.Tensor
+
+
+def host_bytes(payload: Payload) -> memoryview:
+    """A copy only of what lies on a GPU."""
+    return payload if isinstance(payload, memoryview) else payload.cpu().numpy().data
 
 
 class BlockStore(Protocol):
@@ -31,7 +40,7 @@ class BlockStore(Protocol):
         """A piece for each block, perhaps not a copy: valid while the blocks are held."""
         ...
 
-    def write(self, block_ids: Sequence[int], layers: range, data: memoryview) -> None:
+    def write(self, block_ids: Sequence[int], layers: range, data: Payload) -> None:
         """`data` is exactly the pieces of these blocks, one behind the other."""
         ...
 
@@ -50,9 +59,9 @@ class HostBlocks:
         starts = [block_id * self.layout.block_bytes for block_id in block_ids]
         return [self._flat[start + begin : start + end] for start in starts]
 
-    def write(self, block_ids: Sequence[int], layers: range, data: memoryview) -> None:
+    def write(self, block_ids: Sequence[int], layers: range, data: Payload) -> None:
         """One step of Python for all blocks, and other threads run while the bytes are copied."""
-        pieces = np.frombuffer(data, np.uint8).reshape(len(block_ids), len(layers), -1)
+        pieces = np.frombuffer(host_bytes(data), np.uint8).reshape(len(block_ids), len(layers), -1)
         self._cells[list(block_ids), layers.start : layers.stop] = pieces
 
     def write_cells(self, block_ids: Sequence[int], cells: Cells) -> None:
@@ -76,23 +85,51 @@ class BufferBlocks(HostBlocks):
 
 
 class DeviceBlocks:
-    """A GPU's blocks pass through host memory, on the stream that the engine computes on, so a copy sees
-    what was computed before it."""
+    """A GPU's blocks. Copies run on a stream of their own, behind what the engine's stream (the default one)
+    had been given before; a thread sleeps until its copy's event.
+
+    On their way to and from the host bytes pass through pinned memory, which torch keeps and gives out again.
+    """
 
     def __init__(self, pool: KVPool) -> None:
         self.layout = pool.layout
         self._pool = pool
+        self.device = pool.tensor.device
+        self.stream = torch.cuda.Stream(self.device)  # type: ignore[no-untyped-call]
 
     def read(self, block_ids: Sequence[int], layers: range) -> list[memoryview]:
-        cells = self._pool.tensor[list(block_ids), layers.start : layers.stop]
-        flat = cells.cpu().view(torch.uint8).view(len(block_ids), -1).numpy()
-        return [memoryview(piece) for piece in flat]
+        with self.copying():
+            cells = self.gather(block_ids, layers)
+            host = torch.empty(cells.shape, dtype=torch.uint8, pin_memory=True)
+            host.copy_(cells, non_blocking=True)
+        return [memoryview(piece) for piece in host.view(len(block_ids), -1).numpy()]
 
-    def write(self, block_ids: Sequence[int], layers: range, data: memoryview) -> None:
-        pool = self._pool.tensor
-        shape = (len(block_ids), len(layers), *pool.shape[2:])
-        cells = torch.frombuffer(bytearray(data), dtype=pool.dtype).view(shape)
-        pool[list(block_ids), layers.start : layers.stop] = cells.to(pool.device)
+    def write(self, block_ids: Sequence[int], layers: range, data: Payload) -> None:
+        if isinstance(data, memoryview):
+            host = torch.empty(len(data), dtype=torch.uint8, pin_memory=True)
+            host.numpy()[:] = data
+            data = host
+        with self.copying():
+            pool = self._pool.tensor
+            cells = data.to(self.device, non_blocking=True).view(pool.dtype)
+            shape = (len(block_ids), len(layers), *pool.shape[2:])
+            pool[list(block_ids), layers.start : layers.stop] = cells.view(shape)
+
+    @contextmanager
+    def copying(self) -> Iterator[None]:
+        """What is begun inside is done at the end."""
+        self.stream.wait_stream(torch.cuda.default_stream(self.device))
+        with torch.cuda.stream(self.stream):
+            yield
+            # Blocking: whoever waits for it sleeps.
+            done = torch.cuda.Event(blocking=True)  # type: ignore[no-untyped-call]
+            done.record()
+        done.synchronize()
+
+    def gather(self, block_ids: Sequence[int], layers: range) -> torch.Tensor:
+        """The cells as flat bytes on the device, once the current stream gets there."""
+        cells = self._pool.tensor[list(block_ids), layers.start : layers.stop]
+        return cells.contiguous().view(-1).view(torch.uint8)
 
 
 def pool_blocks(pool: KVPool) -> BlockStore:
@@ -128,12 +165,24 @@ class Cells:
             pieces[-1] = _written_part(self.store.layout, pieces[-1], self.num_tail_tokens)
         return pieces
 
+    def gathered(self, store: DeviceBlocks) -> torch.Tensor:
+        """All of them as flat bytes on the device of `store`, theirs, once the current stream gets there."""
+        flat = store.gather(self.block_ids, self.layers)
+        if self.num_tail_tokens is not None:
+            last = flat.view(len(self.block_ids), *_by_token(store.layout))[-1]
+            last[:, self.num_tail_tokens :] = 0
+        return flat
+
+
+def _by_token(layout: KVLayout) -> tuple[int, int, int]:
+    """Bytes of any layers of a block: [layers * 2 * num_kv_heads, block_size, bytes of a token's head]."""
+    return (-1, layout.block_size, layout.layer_bytes // (2 * layout.num_kv_heads * layout.block_size))
+
 
 def _written_part(layout: KVLayout, piece: memoryview, num_tokens: int) -> memoryview:
     """A copy of [layers, 2, num_kv_heads, block_size, head_dim] with zeros behind the first tokens."""
     copy = np.frombuffer(piece, dtype=np.uint8).copy()
-    token_bytes = layout.layer_bytes // (2 * layout.num_kv_heads * layout.block_size)
-    copy.reshape(-1, layout.block_size, token_bytes)[:, num_tokens:] = 0
+    copy.reshape(_by_token(layout))[:, num_tokens:] = 0
     return memoryview(copy)
 
 

@@ -176,8 +176,12 @@ class Outbound:
         try:
             self._connection = connection = self._connect()
             self._reads_late = connection.reads_until_answered
-            is_apart = connection.is_remote_writer or connection.reads_until_answered
-            self._queue.connected(self.way.transport, connection.is_remote_writer, is_apart)
+            self._queue.connected(
+                self.way.transport,
+                is_remote_writer=connection.is_remote_writer,
+                is_apart=connection.is_remote_writer or connection.reads_until_answered,
+                usual_verify=connection.usual_verify,
+            )
             while (due := self._next()) is not None:
                 self._send(connection, due)
         except PdserveError as error:

@@ -8,7 +8,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Iterable
 
-from kv_transfer.blocks import BlockStore
+from kv_transfer.blocks import BlockStore, Payload, host_bytes
 from kv_transfer.codec import FrameError, decode, encode
 from kv_transfer.frame import (
     Abort,
@@ -26,7 +26,7 @@ from kv_transfer.layout import KVLayout, require_equal
 from kv_transfer.reservation import Reservation
 from kv_transfer.reservation_table import ReservationTable
 from kv_transfer.transport.base import InboundStream
-from kv_transfer.verify import Buffer, Verify, checksum, default_verify
+from kv_transfer.verify import Buffer, Verify, checksum
 from pdserve.v1.errors import DataLoss, FailedPrecondition, PdserveError, Unavailable
 
 log = logging.getLogger(__name__)
@@ -52,13 +52,13 @@ class Receiver:
         self._table = table
         self._verify = verify
 
-    def accept(self, stream: InboundStream, raw: bytes, apart: memoryview | None = None) -> bytes | None:
+    def accept(self, stream: InboundStream, raw: bytes, apart: Payload | None = None) -> bytes | None:
         """Applies one frame; the answer to send, or None where the frame takes none.
 
         Raises FrameError for bytes that are no frame of a prefill worker: the stream must be ended.
         """
-        header, payload = decode(raw)
-        payload = payload if apart is None else apart
+        header, inside = decode(raw)
+        payload = inside if apart is None else apart
         if isinstance(header, Abort | Closed):
             self._farewell(stream, header)
             return None
@@ -79,9 +79,7 @@ class Receiver:
     def peer_gone(self, stream: InboundStream) -> None:
         self._table.peer_gone(stream)
 
-    def _apply(
-        self, stream: InboundStream, header: Open | Blocks | Commit | Renew, payload: memoryview
-    ) -> Ack:
+    def _apply(self, stream: InboundStream, header: Open | Blocks | Commit | Renew, payload: Payload) -> Ack:
         if isinstance(header, Open):
             return self._open(stream, header)
         reservation = self._table.owned(header.key, stream)
@@ -102,14 +100,14 @@ class Receiver:
         if (header.transport, header.is_remote_writer) != (stream.transport, stream.is_remote_writer):
             told = f"this stream is {stream.transport}'s, not {header.transport!r}'s"
             raise FailedPrecondition(f"{header.key}: {told}", reason="WRONG_TRANSPORT")
-        demanded = default_verify(header.is_remote_writer) if self._verify is None else self._verify
+        demanded = stream.usual_verify if self._verify is None else self._verify
         if header.verify < demanded:
             checks = f"verify is {header.verify.name.lower()} there, {demanded.name.lower()} here"
             raise FailedPrecondition(f"{header.key}: {checks}", reason="WEAK_VERIFY")
         reservation = self._table.open(header, stream)
         return Ack(header.key, 0, reservation.blocks_to_write if header.is_remote_writer else ())
 
-    def _take(self, reservation: Reservation, header: Blocks | Commit, payload: memoryview) -> None:
+    def _take(self, reservation: Reservation, header: Blocks | Commit, payload: Payload) -> None:
         if isinstance(header, Commit):
             self._table.commit(reservation, header)
             return
@@ -117,7 +115,7 @@ class Receiver:
         if len(payload) != (0 if reservation.is_remote else num_bytes):
             raise DataLoss(f"{header.key}: {len(payload)} bytes came, not {num_bytes}", reason="KV_SIZE")
         if reservation.verify > Verify.OFF and not reservation.is_remote:
-            _compare(header, (payload,), "arrived damaged")
+            _compare(header, (host_bytes(payload),), "arrived damaged")
         with self._table.writing(reservation, header) as block_ids:
             if not reservation.is_remote:
                 self._blocks.write(block_ids, header.layers, payload)

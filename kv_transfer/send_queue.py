@@ -24,7 +24,7 @@ from kv_transfer.frame import (
 from kv_transfer.layout import KVLayout
 from kv_transfer.progress import Progress, Span
 from kv_transfer.transfer import Transfer, TransferState
-from kv_transfer.verify import Verify, default_verify
+from kv_transfer.verify import Verify
 from kv_transfer.window import Window
 from pdserve.v1.errors import FailedPrecondition, Internal, PdserveError, from_code
 
@@ -68,23 +68,21 @@ class SendQueue:
         # A transfer: its Open, without which D would take no Abort from us.
         self._farewells: deque[Transfer | Abort | Closed] = deque()
         self._window = Window(0)
-        self.connected("", is_remote_writer=False, is_apart=False)
+        self.connected("", is_remote_writer=False, is_apart=False, usual_verify=Verify.CHECKSUM)
 
     def __len__(self) -> int:
         return len(self._transfers)
 
-    def connected(self, transport: str, is_remote_writer: bool, is_apart: bool) -> None:
+    def connected(
+        self, transport: str, *, is_remote_writer: bool, is_apart: bool, usual_verify: Verify
+    ) -> None:
         """Before the first `next`. `is_apart`: payloads do not travel in their frames."""
         self._transport = transport
         self._is_remote_writer = is_remote_writer
+        self.verify = usual_verify if self._config.verify is None else self._config.verify
         chosen = self._config.frame_bytes or (_APART_BYTES if is_apart else _IN_FRAME_BYTES)
         self._frame_bytes = min(chosen, MAX_APART_BYTES if is_apart else MAX_FRAME_BYTES)
         self._window.max_bytes = self._config.window_bytes or 8 * self._frame_bytes
-
-    @property
-    def verify(self) -> Verify:
-        chosen = self._config.verify
-        return default_verify(self._is_remote_writer) if chosen is None else chosen
 
     def add(self, transfer: Transfer) -> None:
         if transfer.key in self._transfers or transfer.key in self._window:

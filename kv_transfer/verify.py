@@ -11,18 +11,17 @@ Buffer = bytes | bytearray | memoryview
 
 
 class Verify(IntEnum):
-    """In order of strength: a decode worker refuses a hand-over that is checked less than it demands."""
+    """In order of strength: a decode worker refuses a hand-over that is checked less than it demands.
+
+    Where nobody has set it, it is what is usual on the transport: CHECKSUM, and OFF where no wire that could
+    damage bytes is passed, or where hashing them would bring them from a GPU to the host for nothing else.
+    """
 
     OFF = 0
     # Each frame's hash on arrival, and at the end the hash of those hashes.
     CHECKSUM = 1
     # Besides, the same hash over what lies in the blocks once they are written.
     FULL = 2
-
-
-def default_verify(is_remote_writer: bool) -> Verify:
-    """Bytes that P's process put into D's memory by itself passed no wire that could damage them."""
-    return Verify.OFF if is_remote_writer else Verify.CHECKSUM
 
 
 class Digest:

@@ -46,8 +46,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Protocol
 
-from kv_transfer.blocks import Cells
+from kv_transfer.blocks import Cells, Payload
 from kv_transfer.frame import Header
+from kv_transfer.verify import Verify
 from kv_transfer.ways import Way
 from pdserve.v1.errors import PdserveError
 
@@ -68,6 +69,11 @@ class Connection(Protocol):
 
     @property
     def reads_until_answered(self) -> bool: ...
+
+    @property
+    def usual_verify(self) -> Verify:
+        """Where nobody has set it; D's stream says the same."""
+        ...
 
     def send(self, header: Header, payload: Cells | None = None, target: Sequence[int] = ()) -> None:
         """`payload`: of a Blocks frame only. `target`: of a remote writer's Blocks frame only.
@@ -97,12 +103,21 @@ class InboundStream:
     What it carries is its endpoint's to say; an Open that says otherwise is refused.
     """
 
-    __slots__ = ("is_remote_writer", "peer", "transport")
+    __slots__ = ("is_remote_writer", "peer", "transport", "usual_verify")
 
-    def __init__(self, peer: str, transport: str, is_remote_writer: bool = False) -> None:
+    def __init__(
+        self,
+        peer: str,
+        transport: str,
+        is_remote_writer: bool = False,
+        usual_verify: Verify | None = None,
+    ) -> None:
         self.peer = peer
         self.transport = transport
         self.is_remote_writer = is_remote_writer
+        if usual_verify is None:
+            usual_verify = Verify.OFF if is_remote_writer else Verify.CHECKSUM
+        self.usual_verify = usual_verify
 
 
 class PushEndpoint(Protocol):
@@ -123,7 +138,7 @@ class PushEndpoint(Protocol):
 class FrameSink(Protocol):
     """What a transport delivers to on D (`Receiver`)."""
 
-    def accept(self, stream: InboundStream, raw: bytes, apart: memoryview | None = None) -> bytes | None:
+    def accept(self, stream: InboundStream, raw: bytes, apart: Payload | None = None) -> bytes | None:
         """The answer to send, if the frame takes one. `apart`: its payload, where that did not come in the
         frame. Raises FrameError where the stream must be ended.
         """

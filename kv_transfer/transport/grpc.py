@@ -17,6 +17,7 @@ from kv_transfer.blocks import Cells
 from kv_transfer.codec import FrameError, encode, max_message_bytes
 from kv_transfer.frame import Header
 from kv_transfer.transport.base import ConnectionEvents, FrameSink, InboundStream
+from kv_transfer.verify import Verify
 from kv_transfer.ways import Way
 from pdserve.v1.errors import PdserveError, Unavailable, from_rpc_error
 
@@ -77,6 +78,7 @@ class GrpcTransport:
 class GrpcConnection:
     is_remote_writer = False
     reads_until_answered = False
+    usual_verify = Verify.CHECKSUM
 
     def __init__(self, channel: grpc.Channel, events: ConnectionEvents, send_timeout_s: float) -> None:
         self._channel = channel

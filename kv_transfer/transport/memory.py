@@ -97,6 +97,7 @@ class MemoryConnection:
         self._events = events
         self._faults = faults
         self._stream = InboundStream("memory", transport, is_remote_writer=blocks is not None)
+        self.usual_verify = self._stream.usual_verify
         self._wake = threading.Condition()
         self._frames: deque[bytes | tuple[Header, list[memoryview]]] = deque()
         self._is_closed = False

@@ -11,6 +11,7 @@ from engine.request import NewToken
 from kv_transfer.frame import Abort, Ack, Blocks, Closed, Commit, Open, Refused, Renew, TransferKey
 from kv_transfer.send_queue import SenderConfig, SendQueue
 from kv_transfer.transfer import LEGAL_MOVES, PushTarget, Transfer, TransferState
+from kv_transfer.verify import Verify
 from kv_transfer.ways import Way
 from pdserve.v1.errors import Aborted, DataLoss, FailedPrecondition, PdserveError
 from tests.unit.kv_transfer.hand_over import FIRST, LAYOUT
@@ -195,7 +196,7 @@ def test_a_frame_whose_payload_goes_apart_may_be_larger_than_a_message(
     is_apart: bool, frame_bytes: int
 ) -> None:
     queue = SendQueue(LAYOUT, SenderConfig(frame_bytes=5 << 20))
-    queue.connected("any", is_remote_writer=False, is_apart=is_apart)
+    queue.connected("any", is_remote_writer=False, is_apart=is_apart, usual_verify=Verify.CHECKSUM)
     one = transfer("a", num_blocks=(64 << 20) // SIZE)
     queue.add(one)
     one.progress.offer_blocks(one.target.num_blocks)
