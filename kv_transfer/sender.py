@@ -16,9 +16,14 @@ from kv_transfer.transport.base import Transport
 from kv_transfer.ways import Way
 from pdserve.v1.errors import FailedPrecondition, Unavailable
 
+# D's process and where it is reached: a new one at an old address gets connections of its own.
+_Peer = tuple[str, tuple[Way, ...]]
+
 
 class Sender:
-    """Thread-safe. One thread for each decode worker that this one sends to; idle threads sleep."""
+    """Thread-safe. A transfer keeps to one channel: a connection, and a thread that feeds it. To a decode
+    worker there is one, or up to `SenderConfig.num_channels` while transfers are many. Idle threads sleep.
+    """
 
     def __init__(
         self,
@@ -32,8 +37,7 @@ class Sender:
         self._transports = dict(transports)
         self._config = config or SenderConfig()
         self._lock = threading.Lock()
-        # By D's process and where it is reached: a new one at an old address gets a new connection.
-        self._outbounds: dict[tuple[str, tuple[Way, ...]], Outbound] = {}
+        self._outbounds: dict[_Peer, list[Outbound]] = {}
         # (D's process, transport) of ways that failed once.
         self._broken: set[tuple[str, str]] = set()
         # Of connections that have ended.
@@ -54,7 +58,7 @@ class Sender:
         """Fails all transfers and returns when every thread has left."""
         with self._lock:
             self._is_closed = True
-            outbounds = list(self._outbounds.values())
+            outbounds = self._all()
         for outbound in outbounds:
             outbound.close(Unavailable("the prefill worker stops", reason="STOPPING"))
         for outbound in outbounds:
@@ -63,12 +67,12 @@ class Sender:
     @property
     def num_transfers(self) -> int:
         with self._lock:
-            return sum(outbound.num_transfers for outbound in self._outbounds.values())
+            return sum(outbound.num_transfers for outbound in self._all())
 
     @property
     def bytes_sent(self) -> int:
         with self._lock:
-            return self._past_bytes_sent + sum(outbound.bytes_sent for outbound in self._outbounds.values())
+            return self._past_bytes_sent + sum(outbound.bytes_sent for outbound in self._all())
 
     def routes(self) -> dict[str, str]:
         """By which transport KV has gone to each D that is known now: instance → transport."""
@@ -88,7 +92,7 @@ class Sender:
 
     def check_integrity(self) -> None:
         with self._lock:
-            outbounds = list(self._outbounds.values())
+            outbounds = self._all()
         for outbound in outbounds:
             outbound.check_integrity()
 
@@ -97,20 +101,17 @@ class Sender:
         with self._lock:
             if self._is_closed:
                 raise Unavailable("the prefill worker stops", reason="STOPPING")
-            outbound = self._outbounds.get(peer)
-            if outbound is None or outbound.is_lost:
-                if outbound is not None:
-                    self._drop(peer, outbound)
-                outbound = Outbound(
-                    self._ways(target),
-                    self._transports,
-                    self._layout,
-                    self._blocks,
-                    self._config,
-                    self._forget,
-                )
-                self._outbounds[peer] = outbound
-            return outbound
+            for lost in [each for each in self._outbounds.get(peer, ()) if each.is_lost]:
+                self._drop(peer, lost)
+            channels = self._outbounds.get(peer, [])
+            idlest = min(channels, key=lambda each: each.num_transfers, default=None)
+            is_free = idlest is not None and idlest.num_transfers == 0
+            if idlest is not None and (is_free or len(channels) >= self._config.num_channels):
+                return idlest
+            ways = self._ways(target)
+            made = Outbound(ways, self._transports, self._layout, self._blocks, self._config, self._forget)
+            self._outbounds[peer] = [*channels, made]
+            return made
 
     def _ways(self, target: PushTarget) -> tuple[Way, ...]:
         known = [way for way in target.ways if way.transport in self._transports]
@@ -122,13 +123,19 @@ class Sender:
 
     def _forget(self, ended: Outbound) -> None:
         with self._lock:
-            for peer, outbound in list(self._outbounds.items()):
-                if outbound is ended:
-                    self._drop(peer, outbound)
+            for peer, channels in list(self._outbounds.items()):
+                if ended in channels:
+                    self._drop(peer, ended)
 
-    def _drop(self, peer: tuple[str, tuple[Way, ...]], lost: Outbound) -> None:
-        del self._outbounds[peer]
-        self._routes.pop(peer[0], None)
+    def _all(self) -> list[Outbound]:
+        return [outbound for channels in self._outbounds.values() for outbound in channels]
+
+    def _drop(self, peer: _Peer, lost: Outbound) -> None:
+        left = [outbound for outbound in self._outbounds.pop(peer) if outbound is not lost]
+        if left:
+            self._outbounds[peer] = left
+        else:
+            self._routes.pop(peer[0], None)
         self._past_bytes_sent += lost.bytes_sent
         if lost.is_way_broken:
             self._broken.add((peer[0], lost.way.transport))
