@@ -10,7 +10,7 @@ import numpy as np
 
 from engine.request import NewToken
 from engine.reservations import BlockReservation
-from kv_transfer.blocks import BufferBlocks
+from kv_transfer.blocks import BufferBlocks, HostBlocks
 from kv_transfer.frame import TransferKey
 from kv_transfer.layout import KVLayout
 from kv_transfer.receiver import Receiver
@@ -18,10 +18,13 @@ from kv_transfer.reservation import Reservation
 from kv_transfer.reservation_table import ReservationTable
 from kv_transfer.send_queue import SenderConfig
 from kv_transfer.sender import Sender
+from kv_transfer.shared_pool import SharedPool
 from kv_transfer.transfer import PushTarget, Transfer
 from kv_transfer.transport.base import Transport
 from kv_transfer.transport.grpc import GrpcPushServer, GrpcTransport
 from kv_transfer.transport.memory import MemoryTransport
+from kv_transfer.transport.shm import ShmTransport
+from kv_transfer.transport.shm_server import ShmPushServer
 from kv_transfer.verify import Verify
 from kv_transfer.ways import Way
 from pdserve.v1.errors import PdserveError
@@ -83,19 +86,27 @@ class HandOver:
         self.layout = layout
         self.events = Events()
         self.table = ReservationTable(self.events, layout)
-        self.source, self.target = BufferBlocks(num_blocks, layout), BufferBlocks(num_blocks, layout)
+        self.source = BufferBlocks(num_blocks, layout)
+        self.target: HostBlocks = BufferBlocks(num_blocks, layout)
         self.source.array[:] = np.random.default_rng(1).integers(0, 256, self.source.array.shape, np.uint8)
-        self.transport_name = transport.name
+        if isinstance(transport, ShmTransport):
+            pool = SharedPool(num_blocks * size)
+            self.target = HostBlocks(layout, pool.tensor.view(num_blocks, size).numpy())
         self.receiver = Receiver(INSTANCE, layout, self.target, self.table, verify=verify)
-        self.address = "decode"
+        self._server: ShmPushServer | GrpcPushServer | None = None
         self._cleanup = ExitStack()
         if isinstance(transport, MemoryTransport):
-            transport.listen(self.address, self.receiver, self.target if is_remote_writer else None)
+            self.ways = (Way(transport.name, "decode"),)
+            transport.listen("decode", self.receiver, self.target if is_remote_writer else None)
         else:
-            server = GrpcPushServer(self.receiver, "127.0.0.1", 0, size)
-            server.start()
-            self.address = server.address
-            self._cleanup.callback(server.stop)
+            if isinstance(transport, ShmTransport):
+                self._server = ShmPushServer(self.receiver, pool, num_blocks)
+            else:
+                self._server = GrpcPushServer(self.receiver, "127.0.0.1", 0, size)
+            self._server.start()
+            self.ways = self._server.ways
+            self._cleanup.callback(self.stop_listening)
+        self.address = self.ways[0].address
         transports: Mapping[str, Transport] = {transport.name: transport}
         self.sender = Sender(layout, self.source, transports, config)
         self._cleanup.callback(self.sender.close)
@@ -112,8 +123,7 @@ class HandOver:
         key = TransferKey(name, epoch)
         blocks = BlockReservation(len(self.events.log), block_ids, num_cached, 0, True)
         self.table.add(key, blocks, lease_s)
-        way = Way(self.transport_name, self.address)
-        return PushTarget(key, instance_id, (way,), num_cached, len(block_ids), lease_s)
+        return PushTarget(key, instance_id, self.ways, num_cached, len(block_ids), lease_s)
 
     def send_all(
         self, target: PushTarget, source_ids: tuple[int, ...], num_tokens: int | None = None
@@ -121,6 +131,12 @@ class HandOver:
         transfer = self.sender.open(target)
         transfer.commit(source_ids, num_tokens or len(source_ids) * self.layout.block_size, FIRST)
         return transfer
+
+    def stop_listening(self) -> None:
+        """As D does when it stops; idempotent."""
+        if self._server is not None:
+            self._server.stop()
+            self._server = None
 
     def __enter__(self) -> HandOver:
         return self
@@ -136,4 +152,6 @@ class HandOver:
 
 
 def make_transport(name: str) -> Transport:
+    if name == "shm":
+        return ShmTransport(LAYOUT)
     return MemoryTransport() if name == "memory" else GrpcTransport(LAYOUT.block_bytes)
