@@ -123,6 +123,7 @@ class Pools(_Section):
 
 class TransportName(Enum):
     AUTO = "auto"
+    SHM = "shm"
     GRPC = "grpc"
 
 
@@ -136,7 +137,8 @@ def _checked_transport(value: object) -> object:
 class KVTransferConfig(_Section):
     """How KV travels from prefill to decode workers."""
 
-    # auto: the fastest that both workers can use.
+    # auto: the fastest that both workers can use | shm: the prefill worker writes the decode worker's memory
+    # (CPU pools on one host) | grpc: over the network.
     transport: Annotated[TransportName, BeforeValidator(_checked_transport)] = TransportName.AUTO
     # What a decode worker checks. checksum: each frame | full: besides, what then lies in its blocks | off |
     # auto: checksum over a wire, off where the prefill worker writes the decode worker's memory.

@@ -8,6 +8,7 @@ from cluster.errors import PartError, StateError
 from cluster.nodes.local_ray import QUIET, remove_folder
 from cluster.nodes.processes import end
 from cluster.state import ClusterRecord, forget, locked
+from kv_transfer.socket_folder import remove_left_overs
 
 # For the router to refuse new requests and everybody to close; Ray's own processes take ever so long.
 GRACE_S = 1.5
@@ -27,6 +28,7 @@ def end_cluster(record: ClusterRecord) -> None:
             raise StateError(f"still running: {', '.join(f'{p.name()} (pid {p.pid})' for p in left)}")
         if record.ray_folder is not None:
             remove_folder(record.ray_folder)
+        remove_left_overs()  # workers end without having time for it
     elif record.ray_address is not None:
         _end_guest(record.name, record.ray_address)
     forget(record.name)

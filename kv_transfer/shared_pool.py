@@ -39,7 +39,7 @@ class SharedPool:
         os.ftruncate(self.descriptor, end + mmap.PAGESIZE)
         seals = fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SEAL
         fcntl.fcntl(self.descriptor, fcntl.F_ADD_SEALS, seals)
-        memory = mmap.mmap(self.descriptor, end + mmap.PAGESIZE)
+        memory = _mapped(self.descriptor, end + mmap.PAGESIZE)
         memory[end : end + _NONCE_BYTES] = self.nonce
         # Keeps the mapping alive.
         self.tensor = torch.frombuffer(memory, dtype=torch.uint8, count=num_bytes)
@@ -77,13 +77,23 @@ def map_pool(descriptor: int, num_blocks: int, layout: KVLayout, nonce: bytes) -
             raise WayUnusable("its memory is not of the size that its blocks have here")
         if not fcntl.fcntl(descriptor, fcntl.F_GET_SEALS) & fcntl.F_SEAL_SHRINK:
             raise WayUnusable("its memory is not sealed")
-        memory = mmap.mmap(descriptor, end + mmap.PAGESIZE)
+        memory = _mapped(descriptor, end + mmap.PAGESIZE)
     except OSError as error:
         raise WayUnusable(f"its memory cannot be mapped: {error}") from error
     if memory[end : end + len(nonce)] != nonce:
         raise WayUnusable("its memory has another nonce than the reservation names")
     array = np.frombuffer(memory, np.uint8, num_bytes).reshape(num_blocks, layout.block_bytes)
     return HostBlocks(layout, array)
+
+
+def _mapped(descriptor: int, num_bytes: int) -> mmap.mmap:
+    """In huge pages, where the system's `shmem_enabled` gives them to shared memory."""
+    memory = mmap.mmap(descriptor, num_bytes)
+    try:
+        memory.madvise(mmap.MADV_HUGEPAGE)
+    except OSError:
+        pass  # a kernel without them
+    return memory
 
 
 def _end_of_blocks(num_bytes: int) -> int:

@@ -3,19 +3,22 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
 from typing import Protocol
 
-from cluster.config import TransportName
+from cluster.actors.kv_endpoint import SHARES_MEMORY, make_endpoint
 from cluster.control.worker_handle import WorkerSpec
 from cluster.nodes.network import in_url
 from decode_worker.config import DecodeConfig
 from decode_worker.worker import DecodeWorker
 from engine.engine import Engine
+from engine.kv_pool import AllocateMemory, allocate_memory
 from engine.loop import EngineLoop
 from engine.threads import use_threads
 from kv_transfer.send_queue import SenderConfig
-from kv_transfer.transport.base import FrameSink, PushEndpoint
-from kv_transfer.transport.grpc import GrpcPushServer
+from kv_transfer.shared_pool import PoolMemory
+from kv_transfer.transport.shm import ShmTransport
 from kv_transfer.verify import Verify
 from prefill_worker.config import PrefillConfig
 from prefill_worker.worker import PrefillWorker
@@ -35,41 +38,42 @@ class RoleWorker(Protocol):
         """End whatever is left."""
 
 
-def load_engine(spec: WorkerSpec, progress: Callable[[str], None]) -> EngineLoop:
+@dataclass(frozen=True, slots=True)
+class LoadedEngine:
+    """It runs. `memory` is what its pool was taken from."""
+
+    loop: EngineLoop
+    memory: PoolMemory
+
+
+def load_engine(spec: WorkerSpec, progress: Callable[[str], None]) -> LoadedEngine:
     """Blocks while the model loads. Raises ModelError and whatever the machine has to say."""
     use_threads(spec.pool.threads)
-    loop = EngineLoop(Engine.load(spec.model, spec.pool.engine, progress))
+    memory = PoolMemory()
+    is_shared = spec.role is not Role.PREFILL and spec.kv_transfer.transport in SHARES_MEMORY
+    allocate: AllocateMemory = memory if is_shared else allocate_memory
+    loop = EngineLoop(Engine.load(spec.model, spec.pool.engine, progress, allocate))
     loop.start()
-    return loop
+    return LoadedEngine(loop, memory)
 
 
-def make_worker(spec: WorkerSpec, loop: EngineLoop, host: str) -> RoleWorker:
+def make_worker(spec: WorkerSpec, loaded: LoadedEngine, host: str) -> RoleWorker:
     """On the asyncio loop that is to serve it. `host` is where it listens."""
+    loop, engine = loaded.loop, loaded.loop.engine
     if spec.role is Role.PREFILL:
-        sender = SenderConfig(verify=_verify(spec))
-        return PrefillWorker(spec.worker_id, loop, in_url(host), config=PrefillConfig(sender=sender))
-    receives_by = _ENDPOINTS[spec.kv_transfer.transport]
+        config = PrefillConfig(sender=SenderConfig(verify=_verify(spec)))
+        transports = (ShmTransport(engine.layout, config.connect_timeout_s),)
+        return PrefillWorker(spec.worker_id, loop, in_url(host), config=config, transports=transports)
     return DecodeWorker(
         spec.worker_id,
         loop,
         in_url(host),
         role=spec.role,
         config=DecodeConfig(verify=_verify(spec)),
-        endpoint=lambda sink: receives_by(sink, in_url(host), loop.engine.layout.block_bytes),
+        endpoint=partial(make_endpoint, spec.kv_transfer.transport, engine.pool, loaded.memory, in_url(host)),
     )
 
 
 def _verify(spec: WorkerSpec) -> Verify | None:
     chosen = spec.kv_transfer.verify
     return None if chosen == "auto" else Verify[chosen.upper()]
-
-
-def _by_grpc(sink: FrameSink, host: str, block_bytes: int) -> PushEndpoint:
-    return GrpcPushServer(sink, host, 0, block_bytes)
-
-
-# The decode worker chooses: each reservation names the transport by which its KV is to come.
-_ENDPOINTS: dict[TransportName, Callable[[FrameSink, str, int], PushEndpoint]] = {
-    TransportName.AUTO: _by_grpc,
-    TransportName.GRPC: _by_grpc,
-}

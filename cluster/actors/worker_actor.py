@@ -22,8 +22,7 @@ from cluster.control.worker_handle import Loading, Started, StartEvent, StartFai
 from cluster.nodes.network import LOOPBACK, Bind
 
 if TYPE_CHECKING:
-    from cluster.actors.role_worker import RoleWorker
-    from engine.loop import EngineLoop
+    from cluster.actors.role_worker import LoadedEngine, RoleWorker
 
 log = logging.getLogger(__name__)
 
@@ -57,9 +56,9 @@ class WorkerActor:
 
     async def _start(self, progress: Callable[[str], None], events: asyncio.Queue[StartEvent]) -> None:
         try:
-            engine_loop = await asyncio.to_thread(_load_engine, self._spec, progress)
+            loaded = await asyncio.to_thread(_load_engine, self._spec, progress)
             host = _node_address() if self._spec.bind is Bind.NODE else LOOPBACK
-            self._worker = _make_worker(self._spec, engine_loop, host)
+            self._worker = _make_worker(self._spec, loaded, host)
             events.put_nowait(Started(await self._worker.start()))
         except Exception as error:  # whatever it is, the controller must hear of it
             log.exception("worker=%s cannot start", self._spec.worker_id)
@@ -86,16 +85,16 @@ def _node_address() -> str:
     return str(ray.util.get_node_ip_address())
 
 
-def _load_engine(spec: WorkerSpec, progress: Callable[[str], None]) -> EngineLoop:
+def _load_engine(spec: WorkerSpec, progress: Callable[[str], None]) -> LoadedEngine:
     from cluster.actors.role_worker import load_engine  # torch comes with it
 
     return load_engine(spec, progress)
 
 
-def _make_worker(spec: WorkerSpec, engine_loop: EngineLoop, host: str) -> RoleWorker:
+def _make_worker(spec: WorkerSpec, loaded: LoadedEngine, host: str) -> RoleWorker:
     from cluster.actors.role_worker import make_worker
 
-    return make_worker(spec, engine_loop, host)
+    return make_worker(spec, loaded, host)
 
 
 def _in_one_line(error: Exception) -> str:

@@ -45,13 +45,13 @@ class ShmPushServer:
         self._stop_grace_s = stop_grace_s
         self._streams: set[_Inbound] = set()
         self._lock = threading.Lock()
-        # Readable once `stop` was called, and ever after.
-        self._stopping = os.eventfd(0)
         num_removed = remove_left_overs()
         if num_removed:
             log.info("removed the sockets of %d workers that were killed", num_removed)
         self._folder = SocketFolder()
         self._path = str(self._folder.path / "pool")
+        # Readable once `stop` was called, and ever after.
+        self._stopping = os.eventfd(0)
         self._listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         self._listener.bind(self._path)
         os.chmod(self._path, 0o600)

@@ -110,8 +110,8 @@ def is_ready(worker: Worker) -> bool:
 
 
 def temp_folders() -> set[Path]:
-    """The folders of the Rays that these tests started."""
-    return set(TEMP.glob("pds-*"))
+    """The folders of the Rays and of the workers' sockets that these tests started."""
+    return {*TEMP.glob("pds-*"), *TEMP.glob("pdserve-kv-*")}
 
 
 def leftovers(home: Path) -> list[str]:

@@ -126,8 +126,8 @@ MISTAKES = {
         "f.yaml:3: ray: needs keys of its own: address, num_cpus",
     ),
     "a transport that is not there": (
-        "name: x\npools: {colocated: {}}\nkv_transfer:\n  transport: shm\n",
-        "f.yaml:4: kv_transfer.transport: this version has no transport 'shm'; there are: auto, grpc",
+        "name: x\npools: {colocated: {}}\nkv_transfer:\n  transport: rdma\n",
+        "f.yaml:4: kv_transfer.transport: this version has no transport 'rdma'; there are: auto, shm, grpc",
     ),
     "a way to verify that is not there": (
         "name: x\npools: {colocated: {}}\nkv_transfer: {verify: crc}\n",

@@ -1,0 +1,43 @@
+"""By which ways KV can reach a decode worker: what its configuration asks for and its machine gives."""
+
+from __future__ import annotations
+
+import logging
+
+from cluster.config import TransportName
+from engine.kv_pool import KVPool
+from kv_transfer.shared_pool import PoolMemory
+from kv_transfer.transport.base import FrameSink, PushEndpoint
+from kv_transfer.transport.grpc import GrpcPushServer
+from kv_transfer.transport.several import SeveralEndpoints
+from kv_transfer.transport.shm_server import ShmPushServer
+
+log = logging.getLogger(__name__)
+# Those for which the pool must lie in memory that can be shared.
+SHARES_MEMORY = frozenset({TransportName.AUTO, TransportName.SHM})
+
+
+def make_endpoint(
+    transport: TransportName, pool: KVPool, memory: PoolMemory, host: str, sink: FrameSink
+) -> PushEndpoint:
+    """`memory` is what the pool was taken from. Raises RuntimeError where the one way that was asked for
+    cannot be had, or a port is taken."""
+    if transport is TransportName.SHM:
+        return _by_shm(pool, memory, sink)
+    endpoints: list[PushEndpoint] = []
+    if transport is TransportName.AUTO:
+        try:
+            endpoints.append(_by_shm(pool, memory, sink))
+        except RuntimeError as error:
+            log.warning("%s; prefill workers on this host will use another way", error)
+    endpoints.append(GrpcPushServer(sink, host, 0, pool.block_bytes))
+    return SeveralEndpoints(endpoints)
+
+
+def _by_shm(pool: KVPool, memory: PoolMemory, sink: FrameSink) -> PushEndpoint:
+    if memory.shared is None:
+        raise RuntimeError(f"KV cannot come by shm: {memory.why_not}")
+    try:
+        return ShmPushServer(sink, memory.shared, pool.num_blocks)
+    except OSError as error:
+        raise RuntimeError(f"KV cannot come by shm: {error}") from error
