@@ -24,8 +24,9 @@ from engine.errors import IntegrityError
 from engine.request import NewToken
 from engine.reservations import BlockReservation
 from kv_transfer.coverage import Coverage
-from kv_transfer.frame import TransferKey
+from kv_transfer.frame import Blocks, Commit, TransferKey
 from kv_transfer.verify import Digest, Verify
+from pdserve.v1.errors import Aborted, DataLoss, FailedPrecondition
 
 
 class ReservationState(Enum):
@@ -100,6 +101,33 @@ class Reservation:
     @property
     def is_written_by_nobody(self) -> bool:
         return self.num_writers == 0 and not self.has_remote_writer
+
+    def admit(self, frame: Blocks) -> tuple[int, ...]:
+        """The blocks that this frame is for. Raises where it does not belong here now."""
+        if self.state is not ReservationState.RECEIVING:
+            raise Aborted(f"{self.key} takes no more blocks", reason="TRANSFER_ENDED")
+        self._require_next(frame.seq)
+        if not self.coverage.is_due(frame):
+            span = f"layers {frame.layers} of blocks {frame.blocks}"
+            raise FailedPrecondition(f"{self.key}: {span} are not due", reason="WRONG_BLOCKS")
+        return self.blocks.block_ids[frame.blocks.start : frame.blocks.stop]
+
+    def check(self, frame: Commit) -> None:
+        """Every cell is there and, if that is checked, the digest is that of what was accepted. Raises."""
+        if self.state is not ReservationState.RECEIVING:
+            raise Aborted(f"{self.key} ended before its commit", reason="TRANSFER_ENDED")
+        self._require_next(frame.seq)
+        missing = self.coverage.num_missing
+        if missing or self.num_blocks != frame.num_blocks:
+            have = f"of {self.num_blocks} blocks {missing} layers are missing"
+            raise DataLoss(f"{self.key}: commit of {frame.num_blocks}, {have}", reason="MISSING")
+        if self.verify > Verify.OFF and frame.digest != self.digest.value():
+            raise DataLoss(f"{self.key}: the digest of the KV is wrong", reason="KV_DIGEST")
+
+    def _require_next(self, seq: int) -> None:
+        if seq != self.next_seq:
+            gap = f"frame {seq} came, {self.next_seq} was due"
+            raise Aborted(f"{self.key}: {gap}", reason="FRAME_LOST")
 
     def renew(self, now: float) -> None:
         self.expires_at = now + self.lease_s

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import threading
 import time
-from collections import OrderedDict
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Protocol
@@ -15,11 +14,8 @@ from kv_transfer.counters import TransferCounts, TransportCounters
 from kv_transfer.frame import Blocks, Commit, Open, TransferKey
 from kv_transfer.layout import KVLayout
 from kv_transfer.reservation import CAN_STILL_END, HOLDS_A_LEASE, Reservation, ReservationState
-from kv_transfer.verify import Verify
-from pdserve.v1.errors import Aborted, DataLoss, FailedPrecondition, NotFound, PdserveError, Unavailable
-
-# Transfers whose end is remembered, so that a late message about one is refused for what it is.
-_REMEMBERED = 8192
+from kv_transfer.used_keys import UsedKeys
+from pdserve.v1.errors import Aborted, FailedPrecondition, NotFound, PdserveError, Unavailable
 
 
 class ReservationEvents(Protocol):
@@ -50,7 +46,7 @@ class ReservationTable:
         self._living: dict[TransferKey, Reservation] = {}
         # Ended, and waiting for the proof that nobody writes their blocks.
         self._quarantined: dict[TransferKey, Reservation] = {}
-        self._newest_epoch: OrderedDict[str, int] = OrderedDict()
+        self._used = UsedKeys()
         self.num_expired_leases = 0
         self.bytes_received = 0
         self.counters = TransportCounters()
@@ -60,23 +56,23 @@ class ReservationTable:
     def require_unused(self, key: TransferKey) -> None:
         """Raises FailedPrecondition for a key that was used or released, or is older than one that was."""
         with self._lock:
-            self._require_unused(key)
+            self._used.require_unused(key)
 
     def add(self, key: TransferKey, blocks: BlockReservation, lease_s: float) -> Reservation:
         """Takes over `blocks`: they come back through `on_freed`, or go to the engine by `consume`."""
         with self._lock:
-            self._require_unused(key)
+            self._used.require_unused(key)
             for older in [r for k, r in self._living.items() if k.transfer_id == key.transfer_id]:
                 self._end(older, ReservationState.ABORTED)
             reservation = Reservation(key, blocks, self._layout.num_layers, lease_s, self._clock())
             self._living[key] = reservation
-            self._remember(key)
+            self._used.add(key)
             return reservation
 
     def release(self, key: TransferKey) -> bool:
         """Idempotent. An unknown key is remembered, so that a Reserve that comes late is refused."""
         with self._lock:
-            self._remember(key)
+            self._used.add(key)
             reservation = self._living.get(key)
             if reservation is not None:
                 self._end(reservation, ReservationState.ABORTED)
@@ -146,7 +142,7 @@ class ReservationTable:
         """The block ids to write. Until the caller leaves, the blocks cannot be anybody else's; what was
         written counts only if the caller leaves without an error, and the reservation still lives then."""
         with self._lock:
-            block_ids = self._admit(reservation, frame)
+            block_ids = reservation.admit(frame)
             reservation.num_writers += 1
         try:
             yield block_ids
@@ -166,16 +162,7 @@ class ReservationTable:
     def commit(self, reservation: Reservation, frame: Commit) -> None:
         """RECEIVING → READY, if every cell is there and the digest is that of what was accepted."""
         with self._lock:
-            if reservation.state is not ReservationState.RECEIVING:
-                raise Aborted(f"{reservation.key} ended before its commit", reason="TRANSFER_ENDED")
-            self._require_next(reservation, frame.seq)
-            missing = reservation.coverage.num_missing
-            if missing or reservation.num_blocks != frame.num_blocks:
-                have = f"of {reservation.num_blocks} blocks {missing} layers are missing"
-                raise DataLoss(f"{reservation.key}: commit of {frame.num_blocks}, {have}", reason="MISSING")
-            is_checked = reservation.verify > Verify.OFF
-            if is_checked and frame.digest != reservation.digest.value():
-                raise DataLoss(f"{reservation.key}: the digest of the KV is wrong", reason="KV_DIGEST")
+            reservation.check(frame)
             reservation.move(ReservationState.READY)
             reservation.next_seq += 1
             reservation.first = frame.first
@@ -241,15 +228,11 @@ class ReservationTable:
 
     # -- under the lock ----------------------------------------------------------------------------
 
-    def _require_unused(self, key: TransferKey) -> None:
-        if key.epoch <= self._newest_epoch.get(key.transfer_id, -1):
-            raise FailedPrecondition(f"{key} was used before", reason="TRANSFER_ENDED")
-
     def _find(self, key: TransferKey) -> Reservation:
         reservation = self._living.get(key)
         if reservation is not None:
             return reservation
-        if key.epoch <= self._newest_epoch.get(key.transfer_id, -1):
+        if key in self._used:
             raise FailedPrecondition(f"{key} is over", reason="TRANSFER_ENDED")
         raise NotFound(f"no reservation {key}", reason="UNKNOWN_TRANSFER")
 
@@ -259,24 +242,10 @@ class ReservationTable:
             raise FailedPrecondition(f"{key} was not opened by this stream", reason="FOREIGN_STREAM")
         return reservation
 
-    def _admit(self, reservation: Reservation, frame: Blocks) -> tuple[int, ...]:
-        if reservation.state is not ReservationState.RECEIVING:
-            raise Aborted(f"{reservation.key} takes no more blocks", reason="TRANSFER_ENDED")
-        self._require_next(reservation, frame.seq)
-        if not reservation.coverage.is_due(frame):
-            span = f"{frame.layers} of {frame.blocks}"
-            raise FailedPrecondition(f"{reservation.key}: layers {span} are not due", reason="WRONG_BLOCKS")
-        return reservation.blocks.block_ids[frame.blocks.start : frame.blocks.stop]
-
     def _count(self, reservation: Reservation) -> None:
         num_bytes = len(reservation.blocks_to_write) * self._layout.block_bytes
         transfer_ms = (self._clock() - reservation.opened_at) * 1000
         self.counters.add(reservation.transport, TransferCounts(1, num_bytes, transfer_ms))
-
-    def _require_next(self, reservation: Reservation, seq: int) -> None:
-        if seq != reservation.next_seq:
-            gap = f"frame {seq} came, {reservation.next_seq} was due"
-            raise Aborted(f"{reservation.key}: {gap}", reason="FRAME_LOST")
 
     def _end(
         self, reservation: Reservation, how: ReservationState, error: PdserveError | None = None
@@ -298,9 +267,3 @@ class ReservationTable:
             reservation.move(ReservationState.FREED)
             del self._quarantined[reservation.key]
             self._events.on_freed(reservation)
-
-    def _remember(self, key: TransferKey) -> None:
-        newest = max(key.epoch, self._newest_epoch.pop(key.transfer_id, 0))
-        self._newest_epoch[key.transfer_id] = newest
-        while len(self._newest_epoch) > _REMEMBERED:
-            self._newest_epoch.popitem(last=False)
