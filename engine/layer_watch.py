@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
 from engine.chunk import Chunk
 from engine.layout import KVLayout
 
-# A last chunk is told in at most so many groups of layers.
+# A prompt's last chunk is told in at most so many groups of layers.
 _MAX_GROUPS = 6
 # Less K and V than this is not worth a message of its own.
 MIN_GROUP_BYTES = 512 * 1024
@@ -40,17 +41,16 @@ class LayerWatch:
 def watch_ends(
     listener: LayerListener, chunks: Iterable[Chunk], layout: KVLayout, min_group_bytes: int
 ) -> LayerWatch | None:
-    """None: no prompt ends in this step."""
-    ends = [
-        PromptEnd(chunk.sequence.sequence_id, chunk.start, chunk.end)
-        for chunk in chunks
-        if chunk.is_sampling and chunk.sequence.num_new_tokens == 0
-    ]
+    """None: no prompt ends in this step. Each that does has stops by its own size."""
+    ends: defaultdict[int, list[PromptEnd]] = defaultdict(list)
+    for chunk in chunks:
+        if chunk.is_sampling and chunk.sequence.num_new_tokens == 0:
+            num_bytes = layout.num_blocks_for(chunk.end - chunk.start) * layout.block_bytes
+            for stop in layer_stops(layout.num_layers, num_bytes // min_group_bytes):
+                ends[stop].append(PromptEnd(chunk.sequence.sequence_id, chunk.start, chunk.end))
     if not ends:
         return None
-    num_blocks = sum(layout.num_blocks_for(end.end - end.start) for end in ends)
-    stops = layer_stops(layout.num_layers, num_blocks * layout.block_bytes // min_group_bytes)
-    return LayerWatch(stops, lambda num_layers: listener(ends, num_layers))
+    return LayerWatch(tuple(sorted(ends)), lambda num_layers: listener(ends[num_layers], num_layers))
 
 
 def layer_stops(num_layers: int, num_groups: int) -> tuple[int, ...]:

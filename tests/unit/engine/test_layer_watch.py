@@ -78,6 +78,21 @@ def test_nothing_is_told_of_steps_in_which_no_prompt_ends(engine: Engine) -> Non
     assert told == []
 
 
+def test_each_prompt_is_told_as_often_as_its_size_is_worth(engine: Engine) -> None:
+    told: dict[str, list[int]] = {}
+
+    def listen(ends: Sequence[PromptEnd], num_layers: int) -> None:
+        for end in ends:
+            told.setdefault(end.sequence_id, []).append(num_layers)
+
+    engine.set_layer_listener(listen, min_group_bytes=engine.layout.block_bytes)
+    short, long = request(prompt(10), 1), request(prompt(35), 1)
+    engine.add(short)
+    engine.add(long)
+    engine.step()
+    assert told == {short.sequence_id: [0], long.sequence_id: [0, 1]}
+
+
 def test_a_watched_step_draws_what_an_unwatched_one_draws(engine: Engine) -> None:
     answers: list[list[int]] = []
     for listener in (None, lambda ends, num_layers: None):
