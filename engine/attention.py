@@ -1,6 +1,6 @@
 """Paged attention for a packed step, under the name that transformers' models ask for.
 
-K and V of the step's tokens are written to the pool. The kernels attend where they can be had; here in torch,
+K and V of the step's tokens are written to the pool. A kernel attends where there is one; here in torch,
 decoding rows are done together, grouped by query heads that share a KV head, and each chunk by itself, in
 tiles of query rows over the keys it can see. Slots of the pool that were never written may hold NaN: no
 arithmetic touches them. `engine/attention_reference.py` says the same slowly.
@@ -11,12 +11,12 @@ from __future__ import annotations
 import torch
 from transformers import AttentionInterface
 
+from engine.attention_kernel import AttentionKernel
 from engine.attention_probe import AttentionProbe
 from engine.attention_rules import AttentionRules
 from engine.batch import DecodeGroup, PagedBatch, PrefillRows
 from engine.errors import UnsupportedModel
 from engine.layer_watch import LayerWatch
-from engine.native.attention import NativeAttention
 
 ATTENTION_NAME = "pdserve_paged"
 _QUERY_TILE = 128
@@ -30,7 +30,7 @@ def paged_attention(
     attention_mask: torch.Tensor | None,
     *,
     paged_batch: PagedBatch | AttentionProbe | None = None,
-    native_attention: NativeAttention | None = None,
+    attention_kernel: AttentionKernel | None = None,
     layer_watch: LayerWatch | None = None,
     scaling: float | None = None,
     sliding_window: int | None = None,
@@ -53,7 +53,7 @@ def paged_attention(
         softcap=softcap,
         sinks=s_aux,
     )
-    attended = attend(paged_batch, layer, query[0], key[0], value[0], rules, native_attention)
+    attended = attend(paged_batch, layer, query[0], key[0], value[0], rules, attention_kernel)
     if layer_watch is not None and layer + 1 in layer_watch.stops:
         layer_watch.tell(layer + 1)
     return attended[None], None
@@ -69,12 +69,12 @@ def attend(
     key: torch.Tensor,
     value: torch.Tensor,
     rules: AttentionRules,
-    native: NativeAttention | None = None,
+    kernel: AttentionKernel | None = None,
 ) -> torch.Tensor:
     """query [Hq, T, D], key and value [H, T, D] → [T, Hq, D]; writes key and value to the pool first."""
-    if native is not None and native.can_attend(query, batch.pool, rules):
-        return native.attend(batch, layer, query, key, value, rules)
-    write_kv(batch, layer, key, value)
+    if kernel is not None and kernel.can_attend(query, batch.pool, rules):
+        return kernel.attend(batch, layer, query, key, value, rules)
+    write_cells(batch.pool, batch.cells, layer, key, value)
     out = query.new_empty(query.shape[1], query.shape[0], query.shape[2])
     query = query * rules.scaling
     for group in batch.decodes:
@@ -86,10 +86,13 @@ def attend(
     return out
 
 
-def write_kv(batch: PagedBatch, layer: int, key: torch.Tensor, value: torch.Tensor) -> None:
-    _, _, _, num_heads, block_size, head_dim = batch.pool.shape
-    flat = batch.pool.view(-1, head_dim)
-    cells = batch.cells + layer * 2 * num_heads * block_size
+def write_cells(
+    pool: torch.Tensor, cells: torch.Tensor, layer: int, key: torch.Tensor, value: torch.Tensor
+) -> None:
+    """key and value [H, T, D] to one layer's cells; `cells` [H·T] are those of K in layer 0."""
+    _, _, _, num_heads, block_size, head_dim = pool.shape
+    flat = pool.view(-1, head_dim)
+    cells = cells + layer * 2 * num_heads * block_size
     flat.index_copy_(0, cells, key.reshape(-1, head_dim))
     flat.index_copy_(0, cells + num_heads * block_size, value.reshape(-1, head_dim))
 

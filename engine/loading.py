@@ -23,7 +23,7 @@ from engine.module_run import ModuleRun
 from engine.native.build import NativeUnavailable
 from engine.native.decoder import NativeDecoder
 from engine.native.library import NativeLibrary
-from engine.native.load import NativeDiffers, library_for, make_decoder
+from engine.native.load import Compile, NativeDiffers, library_for, make_decoder
 from engine.packed_linear import can_pack, pack_linears
 from engine.weights import no_progress, resolve_model
 
@@ -51,6 +51,7 @@ class LoadedModel:
     decoder: NativeDecoder | None = None
     # Our kernels, where this machine has them for this model.
     library: NativeLibrary | None = None
+    compile: Compile = "auto"
 
     def layout(self, block_size: int) -> KVLayout:
         return KVLayout(
@@ -87,6 +88,7 @@ def load_model(config: ModelConfig, progress: Callable[[str], None] = no_progres
         num_kv_heads=shape.num_kv_heads,
         head_dim=shape.head_dim,
         fingerprint=model_fingerprint(folder, dtype),
+        compile=config.compile,
     )
     library = library_for(config.compile, device, DTYPES[dtype], progress)
     if library is not None:

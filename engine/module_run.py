@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import torch
 
+from engine.attention_kernel import AttentionKernel
 from engine.batch import PackedBatch
 from engine.layer_watch import LayerWatch
-from engine.native.attention import NativeAttention
 
 
 class ModuleRun:
-    def __init__(self, module: torch.nn.Module, attention: NativeAttention | None = None) -> None:
-        """`attention`: the kernels', where this machine has them for this module."""
+    def __init__(self, module: torch.nn.Module, attention: AttentionKernel | None = None) -> None:
+        """`attention`: what attends in place of the torch tiles."""
         self._module = module
         self._attention = attention
 
@@ -25,7 +25,7 @@ class ModuleRun:
             use_cache=False,
             logits_to_keep=batch.logit_rows,
             paged_batch=batch.paged,
-            native_attention=self._attention,
+            attention_kernel=self._attention,
             layer_watch=watch,
         )
         logits: torch.Tensor = output.logits[0]

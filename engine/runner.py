@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Protocol
 
 import torch
 
-from engine.batch import BatchRow, pack
+from engine.batch import BatchRow, PackedBatch, pack
 from engine.errors import ModelError
 from engine.kv_pool import KVPool
 from engine.layer_watch import LayerWatch
@@ -16,9 +17,15 @@ from engine.native.attention import NativeAttention
 from engine.native.decoder import NativeRun
 
 
+class Stack(Protocol):
+    def run(self, batch: PackedBatch, watch: LayerWatch | None = None) -> torch.Tensor:
+        """Logits [R, vocab], good until the next step; K and V go into the pool."""
+        ...
+
+
 class ModelRunner:
     def __init__(self, model: LoadedModel, pool: KVPool) -> None:
-        self._stack = _stack(model)
+        self._stack = _stack(model, pool)
         self._pool = pool
 
     @torch.inference_mode()
@@ -31,9 +38,15 @@ class ModelRunner:
         return self._stack.run(pack(rows, num_logits, self._pool), watch)
 
 
-def _stack(model: LoadedModel) -> NativeRun | ModuleRun:
+def _stack(model: LoadedModel, pool: KVPool) -> Stack:
     if model.decoder is not None:
         return NativeRun(model.decoder)
     if model.module is None:
         raise ModelError("the model has neither a decoder nor a module")
+    if model.device.type == "cuda" and model.compile != "off":
+        from engine.cuda_start import cuda_run  # FlexAttention and its compiler, for GPUs only
+
+        run = cuda_run(model, model.module, pool)
+        if run is not None:
+            return run
     return ModuleRun(model.module, None if model.library is None else NativeAttention(model.library))

@@ -28,12 +28,12 @@ class NativeDiffers(NativeUnavailable):
 def library_for(
     wanted: Compile, device: torch.device, dtype: torch.dtype, progress: Callable[[str], None]
 ) -> NativeLibrary | None:
-    """None where there is none, or none is wanted. ModelError if it is wanted and cannot be had."""
-    if wanted == "off" or (wanted == "auto" and device.type != "cpu"):
+    """None where there is none, none is wanted, or no CPU is used. ModelError if it is wanted and cannot be
+    had.
+    """
+    if wanted == "off" or device.type != "cpu":
         return None
     try:
-        if device.type != "cpu":
-            raise NativeUnavailable(f"they are for CPUs, and the model is on {device}")
         library = load_library(progress)
         library.check_dtype(dtype)
     except NativeUnavailable as error:

@@ -1,4 +1,4 @@
-"""Holds a native decoder against the module that it was made from, on a few tokens."""
+"""Holds a faster way to run a model against its module, on a few tokens."""
 
 from __future__ import annotations
 
@@ -14,8 +14,9 @@ from engine.native.build import NativeUnavailable
 
 _NUM_TOKENS = 21
 _BLOCK_SIZE = 16
+_CPU = torch.device("cpu")
 # Of the length of the difference to the logits' own. bfloat16 rounds at other places than the module does.
-_TOLERANCE = {torch.float32: 1e-3, torch.bfloat16: 0.1}
+_TOLERANCE = {torch.float32: 1e-3, torch.bfloat16: 0.1, torch.float16: 0.02}
 
 RunBatch = Callable[[PackedBatch], torch.Tensor]
 
@@ -34,16 +35,22 @@ class Answer:
 
 
 @torch.inference_mode()
-def answer(run: RunBatch, layout: KVLayout, vocab_size: int, max_model_len: int) -> Answer:
+def answer(
+    run: RunBatch,
+    layout: KVLayout,
+    vocab_size: int,
+    max_model_len: int,
+    device: torch.device = _CPU,
+) -> Answer:
     """What `run` computes of some random tokens, the same in every call."""
     generator = torch.Generator().manual_seed(0)
     num_tokens = min(_NUM_TOKENS, max_model_len)
     token_ids = torch.randint(0, vocab_size, (num_tokens,), generator=generator).tolist()
     num_blocks = -(-num_tokens // _BLOCK_SIZE)
-    pool = KVPool(layout, num_blocks, torch.device("cpu"))
+    pool = KVPool(layout, num_blocks, device)
     table = range(num_blocks)[::-1]
     chunk = BatchRow(token_ids[:-1], 0, table)
     last = BatchRow(token_ids[-1:], num_tokens - 1, table)
     rows = [row for row in (chunk, last) if row.token_ids]
-    logits = [run(pack([row], [len(row.token_ids)], pool)).float() for row in rows]
+    logits = [run(pack([row], [len(row.token_ids)], pool)).float().cpu() for row in rows]
     return Answer(torch.cat(logits))
