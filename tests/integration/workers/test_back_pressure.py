@@ -57,7 +57,8 @@ async def test_an_engine_that_waits_for_blocks_sleeps(cluster: Cluster, gate: th
     run_step = engine.step
     engine.step = lambda: steps.append(1) or run_step()  # type: ignore[func-returns-value,method-assign]
     tasks = [asyncio.create_task(way.generate(spec(prompt(10 * B, seed), 4))) for seed in range(3)]
-    await eventually(lambda: prefill.load().num_waiting == 1 and prefill.load().num_running == 0)
+    await eventually(lambda: prefill.describe().counters.tokens_prefilled == 2 * 10 * B)
+    await eventually(lambda: prefill.load().num_waiting == 1)
     before = len(steps)
     await asyncio.sleep(0.3)
     assert len(steps) <= before + 1
@@ -84,7 +85,8 @@ async def test_a_prompt_that_is_cancelled_makes_room_for_one_that_waits(
     """It was computed and not shipped: giving it up is the only way to its blocks."""
     prefill, way = await stalled(cluster, PrefillConfig())
     tasks = [asyncio.create_task(way.generate(spec(prompt(10 * B, seed), 4))) for seed in range(3)]
-    await eventually(lambda: prefill.load().num_waiting == 1 and prefill.load().num_running == 0)
+    await eventually(lambda: prefill.describe().counters.tokens_prefilled == 2 * 10 * B)
+    await eventually(lambda: prefill.load().num_waiting == 1)
     tasks[0].cancel()
     await eventually(lambda: prefill.load().num_waiting == 0)
     await eventually(lambda: prefill.describe().counters.tokens_prefilled == 3 * 10 * B)
