@@ -6,27 +6,16 @@ It knows frames, reservations and bytes; not what carried a frame here, and not 
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterable
 
-from kv_transfer.blocks import BlockStore, Payload, host_bytes
+from kv_transfer.blocks import BlockStore
 from kv_transfer.codec import FrameError, decode, encode
-from kv_transfer.frame import (
-    Abort,
-    Ack,
-    Blocks,
-    Closed,
-    Commit,
-    Header,
-    Open,
-    Refused,
-    Renew,
-    TransferKey,
-)
+from kv_transfer.frame import Abort, Ack, Blocks, Closed, Commit, Open, Refused, Renew
+from kv_transfer.landing import ReservedLanding, Unwanted, compare, refusal
 from kv_transfer.layout import KVLayout, require_equal
 from kv_transfer.reservation import Reservation
 from kv_transfer.reservation_table import ReservationTable
-from kv_transfer.transport.base import InboundStream
-from kv_transfer.verify import Buffer, Verify, checksum
+from kv_transfer.transport.base import InboundStream, Landing
+from kv_transfer.verify import Verify
 from pdserve.v1.errors import DataLoss, FailedPrecondition, PdserveError, Unavailable
 
 log = logging.getLogger(__name__)
@@ -52,13 +41,12 @@ class Receiver:
         self._table = table
         self._verify = verify
 
-    def accept(self, stream: InboundStream, raw: bytes, apart: Payload | None = None) -> bytes | None:
+    def accept(self, stream: InboundStream, raw: bytes) -> bytes | None:
         """Applies one frame; the answer to send, or None where the frame takes none.
 
         Raises FrameError for bytes that are no frame of a prefill worker: the stream must be ended.
         """
-        header, inside = decode(raw)
-        payload = inside if apart is None else apart
+        header, payload = decode(raw)
         if isinstance(header, Abort | Closed):
             self._farewell(stream, header)
             return None
@@ -67,9 +55,22 @@ class Receiver:
         try:
             answer = self._apply(stream, header, payload)
         except PdserveError as error:
-            log.warning("refused transfer_id=%s from=%s: %s", header.key, stream.peer, error.message)
-            return encode(_refusal(header.key, header.seq, error))
+            return refusal(header, stream, error)
         return encode(answer)
+
+    def land(self, stream: InboundStream, header: Blocks) -> Landing:
+        try:
+            reservation = self._table.owned(header.key, stream)
+            if header.seq < reservation.next_seq:  # it came twice, and is only acknowledged again
+                return Unwanted(header, encode(Ack(header.key, header.seq)))
+            try:
+                block_ids = self._table.begin_writing(reservation, header)
+            except PdserveError as error:
+                self._table.fail(reservation, error)
+                raise
+        except PdserveError as error:
+            return Unwanted(header, refusal(header, stream, error))
+        return ReservedLanding(header, stream, self._blocks, self._table, reservation, block_ids)
 
     def disconnect(self, stream: InboundStream) -> None:
         """The stream has ended, and its thread has left `accept`."""
@@ -79,7 +80,9 @@ class Receiver:
     def peer_gone(self, stream: InboundStream) -> None:
         self._table.peer_gone(stream)
 
-    def _apply(self, stream: InboundStream, header: Open | Blocks | Commit | Renew, payload: Payload) -> Ack:
+    def _apply(
+        self, stream: InboundStream, header: Open | Blocks | Commit | Renew, payload: memoryview
+    ) -> Ack:
         if isinstance(header, Open):
             return self._open(stream, header)
         reservation = self._table.owned(header.key, stream)
@@ -107,7 +110,7 @@ class Receiver:
         reservation = self._table.open(header, stream)
         return Ack(header.key, 0, reservation.blocks_to_write if header.is_remote_writer else ())
 
-    def _take(self, reservation: Reservation, header: Blocks | Commit, payload: Payload) -> None:
+    def _take(self, reservation: Reservation, header: Blocks | Commit, payload: memoryview) -> None:
         if isinstance(header, Commit):
             self._table.commit(reservation, header)
             return
@@ -115,14 +118,13 @@ class Receiver:
         if len(payload) != (0 if reservation.is_remote else num_bytes):
             raise DataLoss(f"{header.key}: {len(payload)} bytes came, not {num_bytes}", reason="KV_SIZE")
         if reservation.verify > Verify.OFF and not reservation.is_remote:
-            _compare(header, (host_bytes(payload),), "arrived damaged")
+            compare(header, (payload,), "arrived damaged")
         with self._table.writing(reservation, header) as block_ids:
             if not reservation.is_remote:
                 self._blocks.write(block_ids, header.layers, payload)
             if reservation.verify > (Verify.OFF if reservation.is_remote else Verify.CHECKSUM):
-                _compare(
-                    header, self._blocks.read(block_ids, header.layers), "is not what lies in the blocks"
-                )
+                pieces = self._blocks.read(block_ids, header.layers)
+                compare(header, pieces, "is not what lies in the blocks")
 
     def _farewell(self, stream: InboundStream, header: Abort | Closed) -> None:
         if isinstance(header, Abort):
@@ -130,12 +132,3 @@ class Receiver:
             self._table.abort(header.key, stream)
         else:
             self._table.closed(header.key, stream)
-
-
-def _compare(header: Blocks, pieces: Iterable[Buffer], otherwise: str) -> None:
-    if checksum(pieces) != header.checksum:
-        raise DataLoss(f"{header.key}: frame {header.seq} {otherwise}", reason="KV_CHECKSUM")
-
-
-def _refusal(key: TransferKey, seq: int, error: PdserveError) -> Header:
-    return Refused(key, seq, int(error.code.value[0]), error.reason, error.message)

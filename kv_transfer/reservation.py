@@ -75,7 +75,7 @@ class Reservation:
         # When P drew `first` and when all KV was here, by the clocks of their nodes.
         self.sampled_at_unix_ns = 0
         self.ready_at_unix_ns = 0
-        # Threads of ours inside `writing`.
+        # Frames whose writing has begun and not ended: they follow on `next_seq`.
         self.num_writers = 0
         # What its Open said, and when that was.
         self.transport = ""
@@ -103,13 +103,15 @@ class Reservation:
         return self.num_writers == 0 and not self.has_remote_writer
 
     def admit(self, frame: Blocks) -> tuple[int, ...]:
-        """The blocks that this frame is for. Raises where it does not belong here now."""
+        """The blocks that this frame is for, and that count as covered from now on: a frame that fails ends
+        its reservation. Raises where it does not belong here now."""
         if self.state is not ReservationState.RECEIVING:
             raise Aborted(f"{self.key} takes no more blocks", reason="TRANSFER_ENDED")
-        self._require_next(frame.seq)
+        self._require_next(frame.seq - self.num_writers)
         if not self.coverage.is_due(frame):
             span = f"layers {frame.layers} of blocks {frame.blocks}"
             raise FailedPrecondition(f"{self.key}: {span} are not due", reason="WRONG_BLOCKS")
+        self.coverage.add(frame)
         return self.blocks.block_ids[frame.blocks.start : frame.blocks.stop]
 
     def check(self, frame: Commit) -> None:

@@ -139,23 +139,35 @@ class ReservationTable:
 
     @contextmanager
     def writing(self, reservation: Reservation, frame: Blocks) -> Iterator[tuple[int, ...]]:
-        """The block ids to write. Until the caller leaves, the blocks cannot be anybody else's; what was
-        written counts only if the caller leaves without an error, and the reservation still lives then."""
+        """The block ids to write. What was written counts only if the caller leaves without an error, and
+        the reservation still lives then."""
+        block_ids = self.begin_writing(reservation, frame)
+        is_whole = False
+        try:
+            yield block_ids
+            is_whole = True
+        finally:
+            self.end_writing(reservation, frame, is_whole)
+
+    def begin_writing(self, reservation: Reservation, frame: Blocks) -> tuple[int, ...]:
+        """The block ids to write. Until `end_writing` they cannot be anybody else's. The next frames may be
+        begun before this one has ended."""
         with self._lock:
             block_ids = reservation.admit(frame)
             reservation.num_writers += 1
-        try:
-            yield block_ids
-        finally:
-            with self._lock:
-                reservation.num_writers -= 1
-                self._free_if_proven(reservation)
+            return block_ids
+
+    def end_writing(self, reservation: Reservation, frame: Blocks, is_whole: bool) -> None:
+        """In the order of their beginning. Raises Aborted where the reservation has ended meanwhile."""
         with self._lock:
+            reservation.num_writers -= 1
+            self._free_if_proven(reservation)
+            if not is_whole:
+                return
             if reservation.state is not ReservationState.RECEIVING:
                 raise Aborted(f"{reservation.key} ended while its blocks arrived", reason="TRANSFER_ENDED")
             self.bytes_received += frame.num_blocks * frame.num_layers * self._layout.layer_bytes
             reservation.next_seq += 1
-            reservation.coverage.add(frame)
             reservation.digest.add(frame.checksum)
             reservation.renew(self._clock())
 

@@ -28,8 +28,9 @@ where these two processes cannot use one (another host, memory that will not ope
 next. Where a way breaks later although the peer lives, `on_lost` gets an error whose reason is WAY_BROKEN:
 what was on its way fails, and what comes next goes by another.
 
-*Bytes apart from frames.* A transport that carries payloads on a way of their own hands them to
-`FrameSink.accept` with the frame that they belong to.
+*Bytes apart from frames.* A transport that carries payloads on a way of their own lets each land
+(`FrameSink.land`) where its header belongs. It may make several landings ahead, and accepts no later frame of
+the stream before they are done; what it has made it ends, by `done` or `lost`, before `disconnect`.
 
 *A dead peer.* `connect` gives up after its own deadline. A connection that breaks calls `on_lost` once,
 and every later `send` raises; all its transfers are failed by the sender, and all reservations that its
@@ -47,7 +48,7 @@ from collections.abc import Sequence
 from typing import Protocol
 
 from kv_transfer.blocks import Cells, Payload
-from kv_transfer.frame import Header
+from kv_transfer.frame import Blocks, Header
 from kv_transfer.verify import Verify
 from kv_transfer.ways import Way
 from pdserve.v1.errors import PdserveError
@@ -97,6 +98,35 @@ class Transport(Protocol):
         ...
 
 
+class Landing(Protocol):
+    """Where the payload of one Blocks frame goes, on D. Until `done` or `lost` the blocks are nobody
+    else's."""
+
+    @property
+    def header(self) -> Blocks: ...
+
+    @property
+    def is_wanted(self) -> bool:
+        """If not, the payload is to be received into nowhere: it was refused, or came before."""
+        ...
+
+    def pieces(self) -> list[memoryview]:
+        """One for each block, to be filled in place; of a pool in host memory only."""
+        ...
+
+    def write(self, payload: Payload) -> None:
+        """All of it, from where it was received."""
+        ...
+
+    def done(self) -> bytes:
+        """All of it is there. The answer to send, in the order of the landings."""
+        ...
+
+    def lost(self) -> None:
+        """It will not come, and nobody writes it any more."""
+        ...
+
+
 class InboundStream:
     """D's end of one connection: an identity, by which a reservation knows its sender.
 
@@ -138,10 +168,12 @@ class PushEndpoint(Protocol):
 class FrameSink(Protocol):
     """What a transport delivers to on D (`Receiver`)."""
 
-    def accept(self, stream: InboundStream, raw: bytes, apart: Payload | None = None) -> bytes | None:
-        """The answer to send, if the frame takes one. `apart`: its payload, where that did not come in the
-        frame. Raises FrameError where the stream must be ended.
-        """
+    def accept(self, stream: InboundStream, raw: bytes) -> bytes | None:
+        """The answer to send, if the frame takes one. Raises FrameError where the stream must be ended."""
+        ...
+
+    def land(self, stream: InboundStream, header: Blocks) -> Landing:
+        """For a Blocks frame whose payload comes by itself, instead of `accept`."""
         ...
 
     def disconnect(self, stream: InboundStream) -> None:
