@@ -2,14 +2,18 @@
 
 The sync API, on threads of its own: the asyncio loop that streams tokens never carries KV. Both ends
 register the method raw (no serializer), so that gRPC hands over the very bytes of a frame.
+
+A transport that carries payloads by itself can let its frames ride here: as a stream of another kind, by a
+method of its own on the same server.
 """
 
 from __future__ import annotations
 
 import logging
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from typing import Protocol
 
 import grpc
 
@@ -22,7 +26,8 @@ from kv_transfer.ways import Way
 from pdserve.v1.errors import PdserveError, Unavailable, from_rpc_error
 
 SERVICE = "pdserve.v1.KVTransfer"
-PUSH = f"/{SERVICE}/Push"
+_PUSH = "Push"
+PUSH = f"/{SERVICE}/{_PUSH}"
 _KEEPALIVE_MS = 10_000
 _KEEPALIVE_TIMEOUT_MS = 5_000
 # A server ends a client that pings more often than this.
@@ -63,16 +68,18 @@ class GrpcTransport:
         self._send_timeout_s = send_timeout_s
 
     def connect(self, way: Way, events: ConnectionEvents) -> GrpcConnection:
-        channel = grpc.insecure_channel(way.address, options=self._options)
+        return self.open(way.address, _PUSH, events)
+
+    def open(self, address: str, method: str, events: ConnectionEvents) -> GrpcConnection:
+        """A stream of any kind. Raises Unavailable where nobody answers in time."""
+        channel = grpc.insecure_channel(address, options=self._options)
         try:
             grpc.channel_ready_future(channel).result(timeout=self._connect_timeout_s)
         except grpc.FutureTimeoutError:
             channel.close()
             waited = f"{self._connect_timeout_s} s"
-            raise Unavailable(
-                f"{way.address} took no KV connection in {waited}", reason="KV_CONNECT"
-            ) from None
-        return GrpcConnection(channel, events, self._send_timeout_s)
+            raise Unavailable(f"{address} took no KV connection in {waited}", reason="KV_CONNECT") from None
+        return GrpcConnection(channel, method, events, self._send_timeout_s)
 
 
 class GrpcConnection:
@@ -80,16 +87,21 @@ class GrpcConnection:
     reads_until_answered = False
     usual_verify = Verify.CHECKSUM
 
-    def __init__(self, channel: grpc.Channel, events: ConnectionEvents, send_timeout_s: float) -> None:
+    def __init__(
+        self, channel: grpc.Channel, method: str, events: ConnectionEvents, send_timeout_s: float
+    ) -> None:
         self._channel = channel
         self._events = events
         self._outgoing = _Handover(send_timeout_s)
-        self._call = channel.stream_stream(PUSH, None, None)(iter(self._outgoing))
+        self._call = channel.stream_stream(f"/{SERVICE}/{method}", None, None)(iter(self._outgoing))
         self._reader = threading.Thread(target=self._read, name="kv-acks", daemon=True)
         self._reader.start()
 
     def send(self, header: Header, payload: Cells | None = None, target: Sequence[int] = ()) -> None:
-        self._outgoing.put(encode(header, () if payload is None else payload.pieces))
+        self.put(encode(header, () if payload is None else payload.pieces))
+
+    def put(self, message: bytes) -> None:
+        self._outgoing.put(message)
 
     def close(self) -> None:
         self._outgoing.close()
@@ -147,24 +159,47 @@ class _Handover:
             return frame
 
 
+class StreamKind(Protocol):
+    """D's side of streams that come by a method of their own."""
+
+    @property
+    def transport(self) -> str: ...
+
+    @property
+    def method(self) -> str: ...
+
+    def serve(self, messages: Iterator[bytes], peer: str) -> Iterator[bytes]:
+        """What to answer, on a thread for each stream. Ends when `messages` does; raises FrameError, too."""
+        ...
+
+    def stop(self) -> None:
+        """After the last stream has ended."""
+        ...
+
+
 class GrpcPushServer:
-    """D's side: a thread for each prefill worker that is connected."""
+    """D's side: a thread for each prefill worker that is connected. The ways of `kinds` come first."""
 
     def __init__(
-        self, sink: FrameSink, host: str, port: int, block_bytes: int, max_streams: int = 128
+        self,
+        sink: FrameSink,
+        host: str,
+        port: int,
+        block_bytes: int,
+        max_streams: int = 128,
+        kinds: Sequence[StreamKind] = (),
     ) -> None:
         self._sink = sink
         self._host = host
+        self._kinds = kinds
         self._threads = ThreadPoolExecutor(max_streams, thread_name_prefix="kv-push")
         self._server = grpc.server(
             self._threads,
             options=[*_options(block_bytes), ("grpc.so_reuseport", 0)],
             maximum_concurrent_rpcs=max_streams,
         )
-        handler = grpc.stream_stream_rpc_method_handler(self._push)
-        self._server.add_generic_rpc_handlers(
-            (grpc.method_handlers_generic_handler(SERVICE, {"Push": handler}),)
-        )
+        handlers = {_PUSH: _handler(self._push)} | {kind.method: _handler(kind.serve) for kind in kinds}
+        self._server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(SERVICE, handlers),))
         # Raises RuntimeError, which names the address, where the port is taken.
         self.port = self._server.add_insecure_port(f"{host}:{port}")
 
@@ -174,7 +209,8 @@ class GrpcPushServer:
 
     @property
     def ways(self) -> tuple[Way, ...]:
-        return (Way(GrpcTransport.name, self.address),)
+        names = [*(kind.transport for kind in self._kinds), GrpcTransport.name]
+        return tuple(Way(name, self.address) for name in names)
 
     def start(self) -> None:
         self._server.start()
@@ -183,17 +219,29 @@ class GrpcPushServer:
         """Ends the streams and returns when their threads have left."""
         self._server.stop(grace=None).wait()
         self._threads.shutdown(wait=True)
+        for kind in self._kinds:
+            kind.stop()
 
-    def _push(self, frames: Iterator[bytes], context: grpc.ServicerContext) -> Iterator[bytes]:
-        stream = InboundStream(context.peer(), GrpcTransport.name)
+    def _push(self, frames: Iterator[bytes], peer: str) -> Iterator[bytes]:
+        stream = InboundStream(peer, GrpcTransport.name)
         try:
             for raw in frames:
                 reply = self._sink.accept(stream, raw)
                 if reply is not None:
                     yield reply
+        finally:
+            self._sink.disconnect(stream)
+
+
+def _handler(
+    serve: Callable[[Iterator[bytes], str], Iterator[bytes]],
+) -> grpc.RpcMethodHandler[bytes, bytes]:
+    def push(messages: Iterator[bytes], context: grpc.ServicerContext) -> Iterator[bytes]:
+        try:
+            yield from serve(messages, context.peer())
         except FrameError as error:
             context.abort(grpc.StatusCode.INVALID_ARGUMENT, str(error))
         except grpc.RpcError as error:  # the caller went away
-            log.info("push stream from=%s ended: %s", stream.peer, error)
-        finally:
-            self._sink.disconnect(stream)
+            log.info("push stream from=%s ended: %s", context.peer(), error)
+
+    return grpc.stream_stream_rpc_method_handler(push)
