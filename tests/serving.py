@@ -2,19 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Callable, Iterable, Mapping
+from collections.abc import AsyncIterator, Iterable, Mapping
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Literal
 
+from cluster.actors.kv_ways import make_endpoint, make_transports
+from cluster.config import TransportName as Configured
 from decode_worker.config import DecodeConfig
 from decode_worker.worker import DecodeWorker
 from engine.config import EngineConfig
 from engine.engine import Engine
+from engine.kv_pool import allocate_memory
 from engine.loading import LoadedModel
 from engine.loop import EngineLoop
-from kv_transfer.transport.base import FrameSink, PushEndpoint
+from kv_transfer.shared_pool import PoolMemory
 from kv_transfer.transport.memory import MemoryEndpoint, MemoryTransport
 from pdserve.client import Client
 from pdserve.v1 import cluster_pb2
@@ -29,7 +33,8 @@ from tests.static_control import StaticControl
 from worker.identity import Role
 
 Worker = PrefillWorker | DecodeWorker
-TransportName = Literal["grpc", "memory"]
+# "memory" is the tests' own; the others are what a configuration may ask for.
+TransportName = Literal["memory", "auto", "shm", "grpc"]
 
 
 @dataclass
@@ -99,17 +104,23 @@ async def serving(
         for index, role in enumerate(roles):
             model = (models or {}).get(role, loaded)
             own: dict[str, object] = {"num_blocks": blocks[role]} if blocks and role in blocks else {}
-            loop = EngineLoop(Engine(model, EngineConfig.model_validate(small | engine | own)))
+            shared = PoolMemory()
+            allocate = shared if transport in ("auto", "shm") else allocate_memory
+            loop = EngineLoop(Engine(model, EngineConfig.model_validate(small | engine | own), allocate))
             loop.start()
             stack.callback(loop.stop)
             name = f"{role.value}-{index}"
             if role is Role.PREFILL:
-                transports = (memory,) if transport == "memory" else ()
+                transports = (memory, *make_transports(loop.engine.layout, 5.0))
                 # Tiny models have little KV: without this none would be shipped by layers.
                 settings = prefill_config or PrefillConfig(min_group_bytes=1)
                 worker: Worker = PrefillWorker(name, loop, config=settings, transports=transports)
             else:
-                endpoint = _memory_endpoint(memory, name) if transport == "memory" else None
+                endpoint = (
+                    partial(MemoryEndpoint, memory, name)
+                    if transport == "memory"
+                    else partial(make_endpoint, Configured(transport), loop.engine.pool, shared, "127.0.0.1")
+                )
                 worker = DecodeWorker(name, loop, role=role, config=decode_config, endpoint=endpoint)
             await worker.start()
             stack.push_async_callback(worker.stop)
@@ -146,7 +157,3 @@ def _check_shares(made: Serving) -> None:
     if any(each.tokens_decoded for each in decode) and prefill:
         assert sum(each.tokens_prefilled for each in prefill) > 0
         assert sum(each.kv_bytes_sent for each in prefill) > 0
-
-
-def _memory_endpoint(memory: MemoryTransport, name: str) -> Callable[[FrameSink], PushEndpoint]:
-    return lambda sink: MemoryEndpoint(memory, name, sink)

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Protocol
 
-from cluster.actors.kv_endpoint import SHARES_MEMORY, make_endpoint
+from cluster.actors.kv_ways import SHARES_MEMORY, make_endpoint, make_transports
 from cluster.control.worker_handle import WorkerSpec
 from cluster.nodes.network import in_url
 from decode_worker.config import DecodeConfig
@@ -18,7 +18,6 @@ from engine.loop import EngineLoop
 from engine.threads import use_threads
 from kv_transfer.send_queue import SenderConfig
 from kv_transfer.shared_pool import PoolMemory
-from kv_transfer.transport.shm import ShmTransport
 from kv_transfer.verify import Verify
 from prefill_worker.config import PrefillConfig
 from prefill_worker.worker import PrefillWorker
@@ -62,7 +61,7 @@ def make_worker(spec: WorkerSpec, loaded: LoadedEngine, host: str) -> RoleWorker
     loop, engine = loaded.loop, loaded.loop.engine
     if spec.role is Role.PREFILL:
         config = PrefillConfig(sender=SenderConfig(verify=_verify(spec)))
-        transports = (ShmTransport(engine.layout, config.connect_timeout_s),)
+        transports = make_transports(engine.layout, config.connect_timeout_s)
         return PrefillWorker(spec.worker_id, loop, in_url(host), config=config, transports=transports)
     return DecodeWorker(
         spec.worker_id,

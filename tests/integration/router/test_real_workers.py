@@ -39,7 +39,7 @@ def reference(folder: Path) -> Reference:
     return Reference(folder)
 
 
-@pytest.mark.parametrize("transport", ["grpc", "memory"])
+@pytest.mark.parametrize("transport", ["grpc", "memory", "shm", "auto"])
 async def test_tokens_are_the_models_and_both_pools_worked(
     folder: Path, loaded: LoadedModel, reference: Reference, transport: TransportName
 ) -> None:

@@ -11,9 +11,10 @@ from transformers.utils import logging as transformers_logging
 
 from engine.config import EngineConfig, ModelConfig
 from engine.engine import Engine
+from engine.kv_pool import AllocateMemory, allocate_memory
 from engine.loading import LoadedModel, load_model
 from engine.loop import EngineLoop
-from kv_transfer.blocks import HostBlocks
+from kv_transfer.blocks import Cells, HostBlocks
 from tests.integration.workers.mini_router import Cluster
 from tests.integrity import held, nothing_leaks, wait_until
 from tests.models import tiny_model
@@ -50,9 +51,9 @@ def make_loop(loaded: LoadedModel) -> Iterator[MakeLoop]:
     """Engines with small pools whose blocks hold NaN until they are computed."""
     loops: list[EngineLoop] = []
 
-    def make(**settings: object) -> EngineLoop:
+    def make(allocate: AllocateMemory = allocate_memory, **settings: object) -> EngineLoop:
         defaults: dict[str, object] = {"num_blocks": 64, "max_num_batched_tokens": 48, "poison_blocks": True}
-        loop = EngineLoop(Engine(loaded, EngineConfig.model_validate(defaults | settings)))
+        loop = EngineLoop(Engine(loaded, EngineConfig.model_validate(defaults | settings), allocate))
         loop.start()
         loops.append(loop)
         return loop
@@ -75,7 +76,7 @@ async def cluster(make_loop: MakeLoop) -> AsyncIterator[Cluster]:
 @pytest.fixture(autouse=True)
 def no_uncomputed_kv_arrives(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """Blocks are NaN until they are computed (`poison_blocks`): none of it may be shipped."""
-    write = HostBlocks.write
+    write, write_cells = HostBlocks.write, HostBlocks.write_cells
     spoiled: list[int] = []
 
     def checked(self: HostBlocks, block_ids: Sequence[int], layers: range, data: memoryview) -> None:
@@ -83,7 +84,13 @@ def no_uncomputed_kv_arrives(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
             spoiled.extend(block_ids)
         write(self, block_ids, layers, data)
 
+    def checked_cells(self: HostBlocks, block_ids: Sequence[int], cells: Cells) -> None:
+        if any(np.isnan(np.frombuffer(piece, dtype=np.float32)).any() for piece in cells.pieces):
+            spoiled.extend(block_ids)
+        write_cells(self, block_ids, cells)
+
     monkeypatch.setattr(HostBlocks, "write", checked)
+    monkeypatch.setattr(HostBlocks, "write_cells", checked_cells)
     yield
     assert spoiled == []
 

@@ -8,13 +8,18 @@ import uuid
 from collections.abc import Callable, Sequence
 from contextlib import AsyncExitStack, suppress
 from dataclasses import dataclass, field
+from functools import partial
 
 import grpc
 
+from cluster.actors.kv_ways import make_endpoint, make_transports
+from cluster.config import TransportName
 from decode_worker.config import DecodeConfig
 from decode_worker.worker import DecodeWorker
+from engine.kv_pool import allocate_memory
 from engine.loop import EngineLoop
 from engine.sampling import SamplingParams
+from kv_transfer.shared_pool import PoolMemory
 from kv_transfer.transport.memory import MemoryEndpoint, MemoryTransport
 from pdserve.v1 import worker_pb2, worker_pb2_grpc
 from pdserve.v1.errors import Cancelled, PdserveError, Unavailable, from_code, from_rpc_error
@@ -158,7 +163,8 @@ class Cluster:
         loop = loop or self._make_loop(**engine)
         # Tiny models have little KV: without this none would be shipped by layers.
         config = config or PrefillConfig(min_group_bytes=1)
-        worker = PrefillWorker(name, loop, config=config, transports=(self.memory,))
+        transports = (self.memory, *make_transports(loop.engine.layout, config.connect_timeout_s))
+        worker = PrefillWorker(name, loop, config=config, transports=transports)
         await worker.start()
         self._stack.push_async_callback(worker.stop)
         return worker
@@ -172,10 +178,14 @@ class Cluster:
         **engine: object,
     ) -> DecodeWorker:
         name = f"{role.value}-{next(self._numbers)}"
-        loop = loop or self._make_loop(**engine)
-        endpoint = None
+        shared = PoolMemory()
+        allocate = shared if transport in ("auto", "shm") else allocate_memory
+        loop = loop or self._make_loop(allocate, **engine)
+        endpoint = None  # grpc, at the port that the config names
         if transport == "memory":
-            endpoint = lambda sink: MemoryEndpoint(self.memory, name, sink)  # noqa: E731
+            endpoint = partial(MemoryEndpoint, self.memory, name)
+        elif transport != "grpc":
+            endpoint = partial(make_endpoint, TransportName(transport), loop.engine.pool, shared, "127.0.0.1")
         worker = DecodeWorker(name, loop, role=role, config=config, endpoint=endpoint)
         await worker.start()
         self._stack.push_async_callback(worker.stop)

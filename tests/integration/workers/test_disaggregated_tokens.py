@@ -22,7 +22,7 @@ from worker.identity import Role
 B = 16
 
 
-@pytest.mark.parametrize("transport", ["grpc", "memory"])
+@pytest.mark.parametrize("transport", ["grpc", "memory", "shm"])
 @pytest.mark.parametrize("length", [1, 2, B - 1, B, B + 1, 2 * B - 1, 2 * B, 2 * B + 1, 3 * B, 200])
 async def test_tokens_are_the_models(
     cluster: Cluster, reference: Reference, transport: str, length: int

@@ -1,4 +1,4 @@
-"""By which ways KV can reach a decode worker: what its configuration asks for and its machine gives."""
+"""By which ways KV goes from worker to worker: what the configuration asks for and the machine gives."""
 
 from __future__ import annotations
 
@@ -6,10 +6,12 @@ import logging
 
 from cluster.config import TransportName
 from engine.kv_pool import KVPool
+from kv_transfer.layout import KVLayout
 from kv_transfer.shared_pool import PoolMemory
-from kv_transfer.transport.base import FrameSink, PushEndpoint
+from kv_transfer.transport.base import FrameSink, PushEndpoint, Transport
 from kv_transfer.transport.grpc import GrpcPushServer
 from kv_transfer.transport.several import SeveralEndpoints
+from kv_transfer.transport.shm import ShmTransport
 from kv_transfer.transport.shm_server import ShmPushServer
 
 log = logging.getLogger(__name__)
@@ -17,11 +19,16 @@ log = logging.getLogger(__name__)
 SHARES_MEMORY = frozenset({TransportName.AUTO, TransportName.SHM})
 
 
+def make_transports(layout: KVLayout, connect_timeout_s: float) -> tuple[Transport, ...]:
+    """A prefill worker's, beside gRPC: it can use every way, and decode workers say which they have."""
+    return (ShmTransport(layout, connect_timeout_s),)
+
+
 def make_endpoint(
     transport: TransportName, pool: KVPool, memory: PoolMemory, host: str, sink: FrameSink
 ) -> PushEndpoint:
-    """`memory` is what the pool was taken from. Raises RuntimeError where the one way that was asked for
-    cannot be had, or a port is taken."""
+    """A decode worker's. `memory` is what its pool was taken from. Raises RuntimeError where the one way that
+    was asked for cannot be had, or a port is taken."""
     if transport is TransportName.SHM:
         return _by_shm(pool, memory, sink)
     endpoints: list[PushEndpoint] = []

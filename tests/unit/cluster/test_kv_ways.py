@@ -5,7 +5,7 @@ import os
 import pytest
 import torch
 
-from cluster.actors.kv_endpoint import make_endpoint
+from cluster.actors.kv_ways import make_endpoint
 from cluster.config import TransportName
 from engine.kv_pool import AllocateMemory, KVPool, allocate_memory
 from kv_transfer.blocks import BufferBlocks
