@@ -28,6 +28,10 @@ class IntakeListener(Protocol):
 
     def broke(self, key: TransferKey, error: PdserveError) -> None: ...
 
+    def quarantined(self, load: EngineLoad) -> None:
+        """Blocks are nobody's now, and not back yet."""
+        ...
+
     def freed(self, key: TransferKey, load: EngineLoad) -> None:
         """Its blocks are back, and it will not run. Comes after `broke`, if that comes."""
         ...
@@ -77,7 +81,7 @@ class Intake:
         self._listener.broke(reservation.key, error)
 
     def on_quarantined(self, reservation: Reservation) -> None:
-        post_to_engine(self._loop, lambda engine: engine.quarantine(reservation.blocks))
+        post_to_engine(self._loop, lambda engine: self._quarantine(engine, reservation))
 
     def on_freed(self, reservation: Reservation) -> None:
         post_to_engine(self._loop, lambda engine: self._free(engine, reservation))
@@ -97,6 +101,10 @@ class Intake:
             self._listener.freed(key, engine.snapshot())
         else:
             self._listener.joined(reservation, reservation.first, engine.snapshot())
+
+    def _quarantine(self, engine: Engine, reservation: Reservation) -> None:
+        engine.quarantine(reservation.blocks)
+        self._listener.quarantined(engine.snapshot())
 
     def _free(self, engine: Engine, reservation: Reservation) -> None:
         self._requests.pop(reservation.key, None)

@@ -41,7 +41,7 @@ from worker.control_server import ControlServer
 from worker.engine_calls import post_to_engine, run_on_engine
 from worker.identity import Role, WorkerIdentity, WorkerState
 from worker.messages import worker_load
-from worker.status import engine_counters, transfer_counters, worker_status
+from worker.status import engine_counters, quarantine_messages, transfer_counters, worker_status
 from worker.statuses import RETRY_AFTER_S
 
 log = logging.getLogger(__name__)
@@ -120,7 +120,7 @@ class DecodeWorker:
         self.state = WorkerState.STOPPED
         self._end_all(Unavailable(f"{self.identity.worker_id} stops", reason="STOPPING"))
         if self._endpoint is not None:
-            # With the last KV thread gone, no reservation can be in quarantine.
+            # With the last KV thread gone, only what a sender's own process might write is in quarantine.
             await asyncio.to_thread(self._endpoint.stop)
         await self._server.stop(self._config.stop_grace_s)
         if self._lease_watch is not None:
@@ -137,9 +137,11 @@ class DecodeWorker:
         counters.transfers.extend(transfer_counters(self.intake.table.counters))
         failure = self._loop.failure
         detail = "" if failure is None else f"the engine failed: {failure}"
-        return worker_status(
+        status = worker_status(
             self.identity, self.state, detail, self.address, self._loop.engine, self.load(), counters
         )
+        status.quarantines.extend(quarantine_messages(self.intake.table.quarantines()))
+        return status
 
     def load(self) -> cluster_pb2.WorkerLoad:
         return worker_load(self._load, num_reservations=self.intake.table.num_reservations)
@@ -248,6 +250,9 @@ class DecodeWorker:
         admission = self._admissions.get(str(key))
         if admission is not None:
             self._admissions.remove(admission)
+        self._tell_load()
+
+    def _tell_load(self) -> None:
         self._publisher.tell_step({}, is_load_news=True)
 
     def _end_all(self, error: PdserveError) -> None:
@@ -280,6 +285,10 @@ class DecodeWorker:
 
     def broke(self, key: TransferKey, error: PdserveError) -> None:
         self._asyncio.call_soon_threadsafe(self._on_broke, key, error)
+
+    def quarantined(self, load: EngineLoad) -> None:
+        self._load = load
+        self._asyncio.call_soon_threadsafe(self._tell_load)
 
     def freed(self, key: TransferKey, load: EngineLoad) -> None:
         self._load = load

@@ -84,6 +84,7 @@ class Reservation:
         self.is_remote = False
         # P's process writes by itself, and has said neither Commit nor Closed.
         self.has_remote_writer = False
+        self.quarantined_at = now
 
     def move(self, to: ReservationState) -> None:
         if to not in LEGAL_MOVES[self.state]:

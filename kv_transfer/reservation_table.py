@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
+from collections import defaultdict
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Protocol
@@ -13,6 +14,7 @@ from engine.reservations import BlockReservation
 from kv_transfer.counters import TransferCounts, TransportCounters
 from kv_transfer.frame import Blocks, Commit, Open, TransferKey
 from kv_transfer.layout import KVLayout
+from kv_transfer.quarantine import Quarantine
 from kv_transfer.reservation import CAN_STILL_END, HOLDS_A_LEASE, Reservation, ReservationState
 from kv_transfer.used_keys import UsedKeys
 from pdserve.v1.errors import Aborted, FailedPrecondition, NotFound, PdserveError, Unavailable
@@ -228,6 +230,21 @@ class ReservationTable:
         with self._lock:
             return len(self._living) + len(self._quarantined)
 
+    def quarantines(self) -> list[Quarantine]:
+        """One for each stream whose sender has not proved that it writes no more."""
+        with self._lock:
+            now, by_stream = self._clock(), defaultdict[object, list[Reservation]](list)
+            for reservation in self._quarantined.values():
+                by_stream[reservation.stream].append(reservation)
+        return [
+            Quarantine(
+                stream,
+                sum(len(reservation.blocks_to_write) for reservation in waiting),
+                now - min(reservation.quarantined_at for reservation in waiting),
+            )
+            for stream, waiting in by_stream.items()
+        ]
+
     def check_integrity(self) -> None:
         with self._lock:
             for reservation in self._living.values():
@@ -267,6 +284,7 @@ class ReservationTable:
         if error is not None:
             self._events.on_failed(reservation, error)
         reservation.move(ReservationState.QUARANTINED)
+        reservation.quarantined_at = self._clock()
         del self._living[reservation.key]
         self._quarantined[reservation.key] = reservation
         if reservation.is_written_by_nobody:

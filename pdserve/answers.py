@@ -19,6 +19,7 @@ from pdserve.results import (
     Model,
     Pool,
     PositionLogprobs,
+    Quarantine,
     Role,
     Started,
     Timings,
@@ -154,4 +155,5 @@ def _worker(message: cluster_pb2.WorkerStatus) -> Worker:
         counters=_same_names(WorkerCounters, message.counters),
         transfers=tuple(_same_names(TransferCounters, each) for each in message.counters.transfers),
         kv_routes=tuple(_same_names(KVRoute, each) for each in message.kv_routes),
+        quarantines=tuple(_same_names(Quarantine, each) for each in message.quarantines),
     )

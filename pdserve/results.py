@@ -230,6 +230,15 @@ class KVRoute:
 
 
 @dataclass(frozen=True, slots=True)
+class Quarantine:
+    """Blocks that a process on the worker's node might still write, although their transfers ended."""
+
+    sender_pid: int
+    num_blocks: int
+    age_ms: int
+
+
+@dataclass(frozen=True, slots=True)
 class Worker:
     id: str
     instance_id: str
@@ -245,6 +254,7 @@ class Worker:
     counters: WorkerCounters
     transfers: tuple[TransferCounters, ...] = ()
     kv_routes: tuple[KVRoute, ...] = ()
+    quarantines: tuple[Quarantine, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

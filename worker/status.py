@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import asdict
 
 import psutil
@@ -9,6 +10,8 @@ import psutil
 from engine.engine import Engine
 from engine.request import EngineLoad
 from kv_transfer.counters import TransportCounters
+from kv_transfer.quarantine import Quarantine
+from kv_transfer.transport.base import InboundStream
 from pdserve.v1 import cluster_pb2
 from worker.identity import WorkerIdentity, WorkerState
 from worker.messages import ROLES, worker_limits
@@ -51,6 +54,17 @@ def transfer_counters(counters: TransportCounters) -> list[cluster_pb2.TransferC
     return [
         cluster_pb2.TransferCounters(transport=transport, **asdict(counts))
         for transport, counts in counters.copy().items()
+    ]
+
+
+def quarantine_messages(quarantines: Iterable[Quarantine]) -> list[cluster_pb2.Quarantine]:
+    """Those that a process of this node stands behind."""
+    return [
+        cluster_pb2.Quarantine(
+            sender_pid=each.stream.sender_pid, num_blocks=each.num_blocks, age_ms=round(each.age_s * 1000)
+        )
+        for each in quarantines
+        if isinstance(each.stream, InboundStream) and each.stream.sender_pid is not None
     ]
 
 

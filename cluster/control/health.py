@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 from enum import Enum, auto
 
-from cluster.control.membership import WorkerState
+from cluster.control.membership import SERVING, Member, WorkerState
 
 
 @dataclass(frozen=True, slots=True)
@@ -18,6 +19,8 @@ class Patience:
     unhealthy_after_s: float = 3.0
     # … and replaced.
     dead_after_s: float = 30.0
+    # Blocks of transfers that ended and that a worker might still write; then it is replaced.
+    quarantine_s: float = 30.0
     # For the first answer of a worker that says that it serves.
     register_timeout_s: float = 10.0
 
@@ -27,6 +30,22 @@ class Verdict(Enum):
     UNHEALTHY = auto()
     READY = auto()
     DEAD = auto()
+
+
+def stuck_senders(members: Iterable[Member], patience: Patience) -> dict[str, str]:
+    """By their keys, the workers that others wait for in vain to write no more; and who does."""
+    members = tuple(members)
+    found: dict[str, str] = {}
+    for waiting in members:
+        for each in waiting.report.quarantines if waiting.report is not None else ():
+            if each.age_ms > patience.quarantine_s * 1000:
+                told = f"{each.num_blocks} blocks of {waiting.worker_id} wait for it to write no more"
+                found |= {m.key: told for m in members if _is_process(m, waiting.node, each.sender_pid)}
+    return found
+
+
+def _is_process(member: Member, node: str, pid: int) -> bool:
+    return member.state in SERVING and (member.node, member.pid) == (node, pid)
 
 
 def judge(state: WorkerState, silent_s: float, is_broken: bool, patience: Patience) -> Verdict:

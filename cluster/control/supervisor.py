@@ -13,7 +13,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from cluster.config import ClusterConfig
-from cluster.control.health import Patience, Verdict, judge
+from cluster.control.health import Patience, Verdict, judge, stuck_senders
 from cluster.control.membership import SERVING, Member, Membership, WorkerState
 from cluster.control.policy import (
     FAILURES_UNTIL_UNRECOVERABLE,
@@ -237,6 +237,9 @@ class Supervisor:
         for running in tuple(self._running.values()):
             if running.member.state in SERVING:
                 self._act_on(running, now - running.last_answer)
+        for key, why in stuck_senders(self._membership.members(), self._patience).items():
+            self._died(self._running[key].member, why)
+            self._running[key].handle.kill()
 
     async def _ask(self, running: _Running, timeout_s: float) -> None:
         if running.probe is None:

@@ -133,7 +133,7 @@ class InboundStream:
     What it carries is its endpoint's to say; an Open that says otherwise is refused.
     """
 
-    __slots__ = ("is_remote_writer", "peer", "transport", "usual_verify")
+    __slots__ = ("is_remote_writer", "peer", "sender_pid", "transport", "usual_verify")
 
     def __init__(
         self,
@@ -141,8 +141,11 @@ class InboundStream:
         transport: str,
         is_remote_writer: bool = False,
         usual_verify: Verify | None = None,
+        sender_pid: int | None = None,
     ) -> None:
+        """`sender_pid`: of a sender on this node, where the kernel has told it."""
         self.peer = peer
+        self.sender_pid = sender_pid
         self.transport = transport
         self.is_remote_writer = is_remote_writer
         if usual_verify is None:

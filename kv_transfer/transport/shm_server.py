@@ -131,7 +131,9 @@ class _Inbound(threading.Thread):
         self._process = process
         self._sink = sink
         self._server = server
-        self._stream = InboundStream(f"pid {process.pid}", ShmTransport.name, is_remote_writer=True)
+        self._stream = InboundStream(
+            f"pid {process.pid}", ShmTransport.name, is_remote_writer=True, sender_pid=process.pid
+        )
         self._can_write = True
         self._stopping = stopping
         self._poll = select.poll()

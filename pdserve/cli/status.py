@@ -86,6 +86,7 @@ def _worker_object(worker: Worker, names: dict[str, str]) -> dict[str, object]:
         "running": load.num_running,
         "waiting": load.num_waiting,
         "kv_blocks_used": load.kv_blocks_used,
+        "kv_blocks_quarantined": load.kv_blocks_quarantined,
         "kv_blocks_total": worker.limits.kv_blocks_total,
         "tokens_prefilled": counters.tokens_prefilled,
         "tokens_decoded": counters.tokens_decoded,
@@ -136,7 +137,7 @@ def show(cluster: Cluster) -> None:
         table.add_row(*_row(worker, shows_node, shows_drafts))
     if workers:
         out.print(table)
-    for line in route_lines(cluster):
+    for line in (*route_lines(cluster), *quarantine_lines(cluster)):
         out.print(line, markup=False)
     for pool in cluster.pools:
         if pool.unrecoverable_reason:
@@ -170,6 +171,19 @@ def route_lines(cluster: Cluster) -> list[str]:
                         f"first step after {start:.1f} ms (means of {each.num_started})"
                     )
     return lines
+
+
+def quarantine_lines(cluster: Cluster) -> list[str]:
+    """Who keeps blocks of whom from being used."""
+    workers = [worker for pool in cluster.pools for worker in pool.workers]
+    by_process = {(worker.node, worker.pid): worker.id for worker in workers}
+    return [
+        f"{worker.id}: {each.num_blocks} KV blocks have waited {each.age_ms / 1000:.0f} s for "
+        f"{by_process.get((worker.node, each.sender_pid), f'process {each.sender_pid}')}, "
+        "which might still write them"
+        for worker in workers
+        for each in worker.quarantines
+    ]
 
 
 def pool_lines(cluster: Cluster) -> list[str]:

@@ -90,7 +90,7 @@ class PoolStatus(_message.Message):
     def __init__(self, role: _Optional[_Union[Role, str]] = ..., target: _Optional[int] = ..., workers: _Optional[_Iterable[_Union[WorkerStatus, _Mapping]]] = ..., unrecoverable_reason: _Optional[str] = ...) -> None: ...
 
 class WorkerStatus(_message.Message):
-    __slots__ = ("id", "instance_id", "role", "state", "detail", "address", "pid", "node", "device", "limits", "load", "counters", "kv_routes")
+    __slots__ = ("id", "instance_id", "role", "state", "detail", "address", "pid", "node", "device", "limits", "load", "counters", "kv_routes", "quarantines")
     ID_FIELD_NUMBER: _ClassVar[int]
     INSTANCE_ID_FIELD_NUMBER: _ClassVar[int]
     ROLE_FIELD_NUMBER: _ClassVar[int]
@@ -104,6 +104,7 @@ class WorkerStatus(_message.Message):
     LOAD_FIELD_NUMBER: _ClassVar[int]
     COUNTERS_FIELD_NUMBER: _ClassVar[int]
     KV_ROUTES_FIELD_NUMBER: _ClassVar[int]
+    QUARANTINES_FIELD_NUMBER: _ClassVar[int]
     id: str
     instance_id: str
     role: Role
@@ -117,7 +118,18 @@ class WorkerStatus(_message.Message):
     load: WorkerLoad
     counters: WorkerCounters
     kv_routes: _containers.RepeatedCompositeFieldContainer[KVRoute]
-    def __init__(self, id: _Optional[str] = ..., instance_id: _Optional[str] = ..., role: _Optional[_Union[Role, str]] = ..., state: _Optional[_Union[WorkerState, str]] = ..., detail: _Optional[str] = ..., address: _Optional[str] = ..., pid: _Optional[int] = ..., node: _Optional[str] = ..., device: _Optional[str] = ..., limits: _Optional[_Union[WorkerLimits, _Mapping]] = ..., load: _Optional[_Union[WorkerLoad, _Mapping]] = ..., counters: _Optional[_Union[WorkerCounters, _Mapping]] = ..., kv_routes: _Optional[_Iterable[_Union[KVRoute, _Mapping]]] = ...) -> None: ...
+    quarantines: _containers.RepeatedCompositeFieldContainer[Quarantine]
+    def __init__(self, id: _Optional[str] = ..., instance_id: _Optional[str] = ..., role: _Optional[_Union[Role, str]] = ..., state: _Optional[_Union[WorkerState, str]] = ..., detail: _Optional[str] = ..., address: _Optional[str] = ..., pid: _Optional[int] = ..., node: _Optional[str] = ..., device: _Optional[str] = ..., limits: _Optional[_Union[WorkerLimits, _Mapping]] = ..., load: _Optional[_Union[WorkerLoad, _Mapping]] = ..., counters: _Optional[_Union[WorkerCounters, _Mapping]] = ..., kv_routes: _Optional[_Iterable[_Union[KVRoute, _Mapping]]] = ..., quarantines: _Optional[_Iterable[_Union[Quarantine, _Mapping]]] = ...) -> None: ...
+
+class Quarantine(_message.Message):
+    __slots__ = ("sender_pid", "num_blocks", "age_ms")
+    SENDER_PID_FIELD_NUMBER: _ClassVar[int]
+    NUM_BLOCKS_FIELD_NUMBER: _ClassVar[int]
+    AGE_MS_FIELD_NUMBER: _ClassVar[int]
+    sender_pid: int
+    num_blocks: int
+    age_ms: int
+    def __init__(self, sender_pid: _Optional[int] = ..., num_blocks: _Optional[int] = ..., age_ms: _Optional[int] = ...) -> None: ...
 
 class KVRoute(_message.Message):
     __slots__ = ("instance_id", "transport")

@@ -8,6 +8,7 @@ import sys
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from contextlib import AsyncExitStack, asynccontextmanager
+from functools import partial
 from pathlib import Path
 
 import grpc
@@ -51,9 +52,10 @@ Launch = Callable[[str], Awaitable[Process]]
 
 @asynccontextmanager
 async def launch_worker(
-    role: str, folder: Path, environment: Mapping[str, str] | None = None
+    role: str, folder: Path, environment: Mapping[str, str] | None = None, transport: str = "grpc"
 ) -> AsyncIterator[Process]:
-    command = (sys.executable, "-m", "tests.faults.worker_process", role, str(folder), str(LEASE_S))
+    arguments = (role, str(folder), str(LEASE_S), transport)
+    command = (sys.executable, "-m", "tests.faults.worker_process", *arguments)
     pipe = asyncio.subprocess.PIPE
     process = await asyncio.create_subprocess_exec(
         *command, cwd=ROOT, env=environment, stdin=pipe, stdout=pipe
@@ -70,10 +72,10 @@ async def launch_worker(
         await process.wait()
 
 
-@pytest.fixture
-async def launch(folder: Path) -> AsyncIterator[Launch]:
+@pytest.fixture(params=["grpc", "shm"])
+async def launch(folder: Path, request: pytest.FixtureRequest) -> AsyncIterator[Launch]:
     async with AsyncExitStack() as stack:
-        yield lambda role: stack.enter_async_context(launch_worker(role, folder))
+        yield lambda role: stack.enter_async_context(launch_worker(role, folder, transport=request.param))
 
 
 async def begin(decoder: Decoder, prefill: Process, sequence: worker_pb2.SequenceSpec) -> asyncio.Task[None]:
@@ -90,12 +92,19 @@ async def failure_of(decoder: Decoder, sequence: worker_pb2.SequenceSpec, timeou
     return output
 
 
-def has_nothing(status: cluster_pb2.WorkerStatus) -> bool:
+def has_nothing(status: cluster_pb2.WorkerStatus, quarantined: bool = False) -> bool:
+    """`quarantined`: but for what a stopped sender might still write."""
     load = status.load
+    if quarantined:
+        told = sum(each.num_blocks for each in status.quarantines)
+        return load.num_running == 0 and load.kv_blocks_used == load.kv_blocks_quarantined == told > 0
     return load.kv_blocks_used == load.num_reservations == load.num_transfers == load.num_running == 0
 
 
-async def test_a_killed_or_stopped_prefill_worker_leaves_nothing_on_d(launch: Launch, folder: Path) -> None:
+async def test_a_killed_or_stopped_prefill_worker_leaves_nothing_on_d(
+    launch: Launch, folder: Path, request: pytest.FixtureRequest
+) -> None:
+    writes_by_itself = request.node.callspec.params["launch"] == "shm"
     decode, killed, stopped, good = await asyncio.gather(*(launch(r) for r in ("decode", *["prefill"] * 3)))
     decoder = await Decoder(decode.address, "router").opened()
 
@@ -109,12 +118,16 @@ async def test_a_killed_or_stopped_prefill_worker_leaves_nothing_on_d(launch: La
         victim.send(blow)
         error = await failure_of(decoder, sequence, limit_s)
         assert isinstance(error, Unavailable)
-        await decode.until(has_nothing, 1.0)
+        await decode.until(partial(has_nothing, quarantined=blow is signal.SIGSTOP and writes_by_itself), 1.0)
         if blow is signal.SIGKILL:
             with pytest.raises(Unavailable):
                 await pushing
             continue
-        # B takes the blocks that A had; then A's process goes on and finds itself shut out.
+        if writes_by_itself:
+            (told,) = (await decode.status()).quarantines
+            assert told.sender_pid == victim.process.pid
+        # B takes the blocks that A had, or others where A's process might still write those. Then that goes
+        # on, and finds itself shut out.
         reference = Reference(folder)
         b = spec(prompt(1900, 7), 20)
         stub = worker_pb2_grpc.PrefillWorkerStub(good.channel)
@@ -124,6 +137,7 @@ async def test_a_killed_or_stopped_prefill_worker_leaves_nothing_on_d(launch: La
         with pytest.raises(PdserveError):
             await pushing
         await victim.until(has_nothing, 3.0)
+        await decode.until(has_nothing, 3.0)
 
     assert (await decode.status()).counters.num_expired_leases == 1
     await decoder.close()

@@ -11,7 +11,7 @@ import pytest
 from pdserve.cli.answer import Answer, as_object, timings_table
 from pdserve.cli.console import out
 from pdserve.cli.status import as_object as status_object
-from pdserve.cli.status import pool_lines, route_lines, show
+from pdserve.cli.status import pool_lines, quarantine_lines, route_lines, show
 from pdserve.cli.watching import Steps, wait_until_settled
 from pdserve.client import (
     Client,
@@ -27,7 +27,7 @@ from pdserve.client import (
     Worker,
     WorkerState,
 )
-from pdserve.results import KVRoute, TransferCounters, WorkerCounters, WorkerLimits, WorkerLoad
+from pdserve.results import KVRoute, Quarantine, TransferCounters, WorkerCounters, WorkerLimits, WorkerLoad
 
 
 def worker(role: Role, state: WorkerState, num_drafts: int = 0) -> Worker:
@@ -96,6 +96,17 @@ def test_how_kv_goes_is_shown_by_the_workers_names() -> None:
     assert pools["prefill"]["workers"][0]["kv_routes"] == [{"to": "decode-0", "transport": "shm"}]
     assert pools["decode"]["workers"][0]["transfers"][0]["num_bytes"] == 1000
     assert route_lines(cluster(pool(Role.PREFILL, 1, READY))) == []
+
+
+def test_who_keeps_blocks_from_being_used_is_shown() -> None:
+    prefill = worker(Role.PREFILL, READY)
+    waits = (Quarantine(prefill.pid, 3, 4200), Quarantine(99999, 1, 900))
+    decode = replace(worker(Role.DECODE, READY), node=prefill.node, pid=prefill.pid + 1, quarantines=waits)
+    shown = cluster(Pool(Role.PREFILL, 1, (prefill,), None), Pool(Role.DECODE, 1, (decode,), None))
+    assert quarantine_lines(shown) == [
+        "decode-0: 3 KV blocks have waited 4 s for prefill-0, which might still write them",
+        "decode-0: 1 KV blocks have waited 1 s for process 99999, which might still write them",
+    ]
 
 
 def answer(

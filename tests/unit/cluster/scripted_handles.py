@@ -17,7 +17,7 @@ from cluster.control.worker_handle import (
     WorkerGone,
     WorkerSpec,
 )
-from pdserve.v1.cluster_pb2 import WORKER_STATE_READY, KVLayout, WorkerLimits, WorkerStatus
+from pdserve.v1.cluster_pb2 import WORKER_STATE_READY, KVLayout, Quarantine, WorkerLimits, WorkerStatus
 from pdserve.v1.worker_pb2 import DescribeRequest, DescribeResponse
 from pdserve.v1.worker_pb2_grpc import WorkerServicer, add_WorkerServicer_to_server
 
@@ -54,6 +54,8 @@ class ScriptedHandle(WorkerServicer):
         self.is_killed = False
         self.is_silent = False
         self.state = WORKER_STATE_READY
+        self.pid = 7 + len(script.handles)
+        self.quarantines: list[Quarantine] = []
         self._script = script
         self._layout = script.layout
         self._pending_reason = script.pending_reason
@@ -67,7 +69,7 @@ class ScriptedHandle(WorkerServicer):
             yield Pending(self._pending_reason)
             await self._gone.wait()
             raise WorkerGone("it never ran")
-        yield Loading("here", 7, "loading weights")
+        yield Loading("here", self.pid, "loading weights")
         await self._any_of(self._script.may_start, self._gone)
         if self._gone.is_set():
             raise WorkerGone("its process ended: signal 9")
@@ -104,5 +106,6 @@ class ScriptedHandle(WorkerServicer):
         if self.is_silent:
             await asyncio.Event().wait()
         limits = WorkerLimits(layout=self._layout, kv_blocks_total=64)
-        status = WorkerStatus(instance_id=self.spec.key, pid=7, state=self.state, limits=limits)
+        status = WorkerStatus(instance_id=self.spec.key, pid=self.pid, state=self.state, limits=limits)
+        status.quarantines.extend(self.quarantines)
         return DescribeResponse(status=status)

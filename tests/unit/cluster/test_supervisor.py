@@ -9,7 +9,7 @@ import pytest
 import pytest_asyncio
 
 from cluster.control.membership import WorkerState
-from pdserve.v1.cluster_pb2 import WORKER_STATE_UNHEALTHY, KVLayout
+from pdserve.v1.cluster_pb2 import WORKER_STATE_UNHEALTHY, KVLayout, Quarantine
 from tests.unit.cluster.harness import Cluster, config, started
 from worker.identity import Role
 
@@ -174,6 +174,20 @@ async def test_a_worker_whose_engine_broke_is_replaced(running: Cluster) -> None
     await running.until({"prefill-0": S.STARTING, "decode-0": S.READY})
     await running.until({"prefill-0": S.READY, "decode-0": S.READY})
     assert broken.is_killed
+
+
+async def test_a_worker_that_might_write_anothers_blocks_for_long_is_killed_and_replaced(
+    running: Cluster,
+) -> None:
+    writing, waiting = running.script.handles
+    waiting.quarantines = [Quarantine(sender_pid=writing.pid, num_blocks=3, age_ms=500)]
+    await running.until({"prefill-0": S.DEAD, "decode-0": S.READY})
+    (dead,) = running.membership.pools[Role.PREFILL].members
+    assert dead.detail == "3 blocks of decode-0 wait for it to write no more"
+    assert writing.is_killed
+    assert not waiting.is_killed
+    waiting.quarantines = []
+    await running.until({"prefill-0": S.READY, "decode-0": S.READY})
 
 
 async def test_asking_for_counters_does_not_wait_for_a_worker_that_ends(running: Cluster) -> None:

@@ -8,6 +8,7 @@ import pytest
 from engine.errors import IntegrityError
 from engine.reservations import BlockReservation
 from kv_transfer.frame import Blocks, Commit, Open, TransferKey
+from kv_transfer.quarantine import Quarantine
 from kv_transfer.reservation import LEGAL_MOVES, Reservation, ReservationState
 from kv_transfer.reservation_table import ReservationTable
 from kv_transfer.verify import Digest, Verify
@@ -143,6 +144,24 @@ def test_a_remote_writers_blocks_need_its_closed_or_its_death(
         proof(key)
         assert events.of(key)[-1] == "freed"
     assert table.num_reservations == 0
+
+
+def test_what_a_sender_keeps_from_being_used_is_told_with_its_age(
+    table: ReservationTable, clock: Clock
+) -> None:
+    for name, stream, now in (("a", STREAM, 10.0), ("b", STREAM, 12.0), ("c", OTHER, 13.0)):
+        key, clock.now = TransferKey(name, 0), now
+        table.add(key, BLOCKS, 5.0)
+        table.open(open_frame(key, is_remote_writer=True), stream)
+        table.release(key)
+    clock.now = 20.0
+    # Of three blocks each one was cached: nobody writes that.
+    assert table.quarantines() == [Quarantine(STREAM, 4, 10.0), Quarantine(OTHER, 2, 7.0)]
+    table.closed(TransferKey("a", 0), STREAM)
+    table.peer_gone(OTHER)
+    assert table.quarantines() == [Quarantine(STREAM, 2, 8.0)]
+    table.peer_gone(STREAM)
+    assert table.quarantines() == []
 
 
 def test_a_lease_runs_anew_from_each_frame_and_ends_in_expired(
