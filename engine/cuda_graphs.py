@@ -41,9 +41,9 @@ def padded(batch: PackedBatch, size: int) -> PackedBatch:
     here = torch.arange(size).clamp(max=paged.num_decodes - 1)
     there = here.to(paged.pool.device)
     return PackedBatch(
-        input_ids=batch.input_ids[:, there],
-        position_ids=batch.position_ids[:, there],
-        logit_rows=batch.logit_rows[there],
+        input_ids=batch.input_ids.index_select(1, there),
+        position_ids=batch.position_ids.index_select(1, there),
+        logit_rows=batch.logit_rows.index_select(0, there),
         paged=PagedBatch(
             pool=paged.pool,
             num_decodes=size,
@@ -129,7 +129,9 @@ class DecodeGraph:
             for _ in range(_NUM_WARM_UPS):  # they write what the replay will write again
                 run_decodes(module, flex, pool, self._inputs, batch)
         torch.cuda.current_stream().wait_stream(stream)
-        with torch.cuda.graph(self._graph, pool=None if beside is None else beside._graph.pool()):
+        memory = None if beside is None else beside._graph.pool()
+        # Other threads go on meanwhile: they ship KV.
+        with torch.cuda.graph(self._graph, pool=memory, capture_error_mode="thread_local"):
             self._logits = run_decodes(module, flex, pool, self._inputs, batch)
 
     def run(self, batch: PackedBatch) -> torch.Tensor:
