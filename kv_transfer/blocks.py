@@ -9,7 +9,8 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from functools import cached_property
-from typing import Protocol
+from itertools import pairwise
+from typing import Protocol, TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -18,6 +19,7 @@ import torch
 from engine.kv_pool import KVPool
 from kv_transfer.layout import KVLayout
 
+_T = TypeVar("_T")
 # Bytes of one frame: in host memory, or a flat tensor of bytes wherever it lies.
 Payload = memoryview | torch.Tensor
 
@@ -58,6 +60,18 @@ class HostBlocks:
         begin, end = (layer * self.layout.layer_bytes for layer in (layers.start, layers.stop))
         starts = [block_id * self.layout.block_bytes for block_id in block_ids]
         return [self._flat[start + begin : start + end] for start in starts]
+
+    def is_stretch(self, block_ids: Sequence[int], layers: range) -> bool:
+        """Whether they lie one behind the other."""
+        is_whole = len(block_ids) == 1 or len(layers) == self.layout.num_layers
+        return is_whole and all(second - first == 1 for first, second in pairwise(block_ids))
+
+    def stretch(self, block_ids: Sequence[int], layers: range) -> memoryview:
+        """As one piece. Raises ValueError where they are none."""
+        if not self.is_stretch(block_ids, layers):
+            raise ValueError(f"layers {layers} of blocks {block_ids} are no stretch of memory")
+        begin = block_ids[0] * self.layout.block_bytes + layers.start * self.layout.layer_bytes
+        return self._flat[begin : begin + len(block_ids) * len(layers) * self.layout.layer_bytes]
 
     def write(self, block_ids: Sequence[int], layers: range, data: Payload) -> None:
         """One step of Python for all blocks, and other threads run while the bytes are copied."""
@@ -172,6 +186,29 @@ class Cells:
             last = flat.view(len(self.block_ids), *_by_token(store.layout))[-1]
             last[:, self.num_tail_tokens :] = 0
         return flat
+
+
+def neighbours(block_ids: Sequence[int]) -> list[int]:
+    """Where the list is cut so that each part lies together in memory: how many blocks are in each part,
+    negative where they lie there the other way round."""
+    lengths: list[int] = []
+    for first, second in pairwise((None, *block_ids)):
+        step = 0 if first is None or second is None else second - first
+        grows = lengths and step in (1, -1) and (abs(lengths[-1]) == 1 or (lengths[-1] > 0) == (step > 0))
+        if grows:
+            lengths[-1] = step * (abs(lengths[-1]) + 1)
+        else:
+            lengths.append(1)
+    return lengths
+
+
+def parts(items: Sequence[_T], neighbours: Sequence[int]) -> Iterator[Sequence[_T]]:
+    """What belongs to blocks, cut and turned as they lie in memory."""
+    begin = 0
+    for length in neighbours:
+        end = begin + abs(length)
+        yield items[begin:end] if length > 0 else items[begin:end][::-1]
+        begin = end
 
 
 def _by_token(layout: KVLayout) -> tuple[int, int, int]:

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
-from kv_transfer.blocks import BlockStore, Payload, host_bytes
+from kv_transfer.blocks import BlockStore, HostBlocks, Payload, host_bytes, neighbours, parts
 from kv_transfer.codec import encode
 from kv_transfer.frame import Ack, Blocks, Commit, Open, Refused, Renew
 from kv_transfer.reservation import Reservation
@@ -41,10 +41,18 @@ class ReservedLanding:
         self._damage: DataLoss | None = None
         self._is_in_place = False
 
-    def pieces(self) -> list[memoryview]:
-        """One for each block, to be filled in place; of a pool in host memory only."""
+    def neighbours(self) -> list[int]:
+        if self.header.num_layers < self._blocks.layout.num_layers:
+            return [1] * len(self._block_ids)
+        is_last = self.header.blocks.stop == self._reservation.num_blocks
+        return [*neighbours(self._block_ids[:-1]), 1] if is_last else neighbours(self._block_ids)
+
+    def pieces(self, neighbours: Sequence[int]) -> list[memoryview]:
+        if not isinstance(self._blocks, HostBlocks):
+            raise TypeError("nothing can be received in place on a GPU")
         self._is_in_place = True
-        return self._blocks.read(self._block_ids, self.header.layers)
+        cut = parts(self._block_ids, neighbours)
+        return [self._blocks.stretch(block_ids, self.header.layers) for block_ids in cut]
 
     def write(self, payload: Payload) -> None:
         """All of it, which lies elsewhere. What does not pass its check is not written."""
@@ -94,7 +102,10 @@ class Unwanted:
         self.header = header
         self._answer = answer
 
-    def pieces(self) -> list[memoryview]:
+    def neighbours(self) -> list[int]:
+        return []
+
+    def pieces(self, neighbours: Sequence[int]) -> list[memoryview]:
         return []
 
     def write(self, payload: Payload) -> None:
@@ -105,6 +116,22 @@ class Unwanted:
 
     def lost(self) -> None:
         pass
+
+
+class Repeated(Unwanted):
+    """Of a frame that came before, and is only acknowledged again, if its transfer lives then."""
+
+    def __init__(self, header: Blocks, stream: InboundStream, table: ReservationTable) -> None:
+        super().__init__(header, encode(Ack(header.key, header.seq)))
+        self._stream = stream
+        self._table = table
+
+    def done(self) -> bytes:
+        try:
+            self._table.owned(self.header.key, self._stream)
+        except PdserveError as error:
+            return refusal(self.header, self._stream, error)
+        return super().done()
 
 
 def compare(header: Blocks, pieces: Iterable[Buffer], otherwise: str) -> None:

@@ -10,7 +10,7 @@ import logging
 from kv_transfer.blocks import BlockStore
 from kv_transfer.codec import FrameError, decode, encode
 from kv_transfer.frame import Abort, Ack, Blocks, Closed, Commit, Open, Refused, Renew
-from kv_transfer.landing import ReservedLanding, Unwanted, compare, refusal
+from kv_transfer.landing import Repeated, ReservedLanding, Unwanted, compare, refusal
 from kv_transfer.layout import KVLayout, require_equal
 from kv_transfer.reservation import Reservation
 from kv_transfer.reservation_table import ReservationTable
@@ -61,9 +61,9 @@ class Receiver:
     def land(self, stream: InboundStream, header: Blocks) -> Landing:
         try:
             reservation = self._table.owned(header.key, stream)
-            if header.seq < reservation.next_seq:  # it came twice, and is only acknowledged again
-                return Unwanted(header, encode(Ack(header.key, header.seq)))
             try:
+                if self._table.has_begun(reservation, header):
+                    return Repeated(header, stream, self._table)
                 block_ids = self._table.begin_writing(reservation, header)
             except PdserveError as error:
                 self._table.fail(reservation, error)

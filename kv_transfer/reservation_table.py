@@ -151,6 +151,11 @@ class ReservationTable:
         finally:
             self.end_writing(reservation, frame, is_whole)
 
+    def has_begun(self, reservation: Reservation, frame: Blocks) -> bool:
+        """Whether the frame came before."""
+        with self._lock:
+            return frame.seq < reservation.next_seq + reservation.num_writers
+
     def begin_writing(self, reservation: Reservation, frame: Blocks) -> tuple[int, ...]:
         """The block ids to write. Until `end_writing` they cannot be anybody else's. The next frames may be
         begun before this one has ended."""

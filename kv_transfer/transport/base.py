@@ -110,8 +110,13 @@ class Landing(Protocol):
         """If not, the payload is to be received into nowhere: it was refused, or came before."""
         ...
 
-    def pieces(self) -> list[memoryview]:
-        """One for each block, to be filled in place; of a pool in host memory only."""
+    def neighbours(self) -> list[int]:
+        """How its blocks lie in memory (`kv_transfer.blocks.neighbours`); of a pool in host memory only.
+        The sequence's last block is by itself: P does not ship the end of it from where it lies."""
+        ...
+
+    def pieces(self, neighbours: Sequence[int]) -> list[memoryview]:
+        """One for each part, to be filled in place, in the order in which they lie in memory."""
         ...
 
     def write(self, payload: Payload) -> None:

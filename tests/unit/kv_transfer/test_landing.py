@@ -42,7 +42,7 @@ def land(both: HandOver, key: TransferKey, seq: int) -> Landing:
 
 
 def fill(both: HandOver, landing: Landing) -> None:
-    (piece,) = landing.pieces()
+    (piece,) = landing.pieces([1])
     piece[:] = both.source.read((landing.header.first_block,), range(LAYOUT.num_layers))[0]
 
 
@@ -108,7 +108,7 @@ def test_what_arrives_damaged_fails_its_transfer_where_it_is_checked(
     payload = bytearray(both.source.read((0,), range(LAYOUT.num_layers))[0])
     payload[-1] ^= 1
     if is_in_place:
-        landing.pieces()[0][:] = payload
+        landing.pieces([1])[0][:] = payload
     else:
         landing.write(memoryview(payload))
     is_checked = both.receiver._verify is not Verify.OFF
