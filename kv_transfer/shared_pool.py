@@ -7,22 +7,27 @@ it, and is sealed: nobody can shrink it under the other's feet.
 
 from __future__ import annotations
 
+import ctypes
 import fcntl
 import mmap
 import os
 import secrets
 import sys
 import weakref
+from collections.abc import Iterator, Sequence
 
 import numpy as np
 import torch
 
 from engine.kv_pool import allocate_memory
-from kv_transfer.blocks import HostBlocks
+from kv_transfer.blocks import Cells, HostBlocks
 from kv_transfer.layout import KVLayout
 from kv_transfer.ways import WayUnusable
 
 _NONCE_BYTES = 16
+_LIBC = ctypes.CDLL(None)
+_LIBC.madvise.argtypes = (ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int)
+_MADV_POPULATE_READ = 22  # Linux 5.14; Python has no name for it
 
 
 class SharedPool:
@@ -68,8 +73,44 @@ class PoolMemory:
         return self.shared.tensor
 
 
-def map_pool(descriptor: int, num_blocks: int, layout: KVLayout, nonce: bytes) -> HostBlocks:
-    """Another process's pool. Its pages count as resident in both, and are there once. Raises WayUnusable."""
+class MappedPool:
+    """Another process's pool. Its pages count as resident in both processes, and are there once."""
+
+    def __init__(self, blocks: HostBlocks) -> None:
+        self.blocks = blocks
+        self._taken: set[int] = set()
+
+    @property
+    def num_blocks(self) -> int:
+        return len(self.blocks.array)
+
+    def write(self, block_ids: Sequence[int], cells: Cells) -> None:
+        """The first write to a block takes all its pages, in one call: one by one, as they are written, they
+        cost several times as much. Where a chunk leaves by layers, the last ones then find them there."""
+        new = sorted(set(block_ids) - self._taken)
+        for run in _neighbours(new):
+            self._take_pages(run)
+        self._taken.update(new)
+        self.blocks.write_cells(block_ids, cells)
+
+    def _take_pages(self, run: range) -> None:
+        block_bytes, address = self.blocks.layout.block_bytes, self.blocks.array.ctypes.data
+        begin = run.start * block_bytes // mmap.PAGESIZE * mmap.PAGESIZE
+        # A kernel that does not know this lets them be taken one by one. Other threads run meanwhile.
+        _LIBC.madvise(address + begin, run.stop * block_bytes - begin, _MADV_POPULATE_READ)
+
+
+def _neighbours(block_ids: Sequence[int]) -> Iterator[range]:
+    """Of ascending ids: the ranges of which they are made."""
+    begin = 0
+    for end in range(1, len(block_ids) + 1):
+        if end == len(block_ids) or block_ids[end] != block_ids[end - 1] + 1:
+            yield range(block_ids[begin], block_ids[end - 1] + 1)
+            begin = end
+
+
+def map_pool(descriptor: int, num_blocks: int, layout: KVLayout, nonce: bytes) -> MappedPool:
+    """Raises WayUnusable."""
     num_bytes = num_blocks * layout.block_bytes
     end = _end_of_blocks(num_bytes)
     try:
@@ -83,7 +124,7 @@ def map_pool(descriptor: int, num_blocks: int, layout: KVLayout, nonce: bytes) -
     if memory[end : end + len(nonce)] != nonce:
         raise WayUnusable("its memory has another nonce than the reservation names")
     array = np.frombuffer(memory, np.uint8, num_bytes).reshape(num_blocks, layout.block_bytes)
-    return HostBlocks(layout, array)
+    return MappedPool(HostBlocks(layout, array))
 
 
 def _mapped(descriptor: int, num_bytes: int) -> mmap.mmap:

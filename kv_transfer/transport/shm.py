@@ -14,13 +14,13 @@ import struct
 import threading
 from collections.abc import Sequence
 
-from kv_transfer.blocks import Cells, HostBlocks
+from kv_transfer.blocks import Cells
 from kv_transfer.codec import FrameError, encode
 from kv_transfer.frame import Header
 from kv_transfer.frame_socket import FAREWELL, FrameSocket
 from kv_transfer.layout import KVLayout
 from kv_transfer.peer_process import ForeignPeer, require_same_user
-from kv_transfer.shared_pool import map_pool
+from kv_transfer.shared_pool import MappedPool, map_pool
 from kv_transfer.transport.base import ConnectionEvents
 from kv_transfer.verify import Verify
 from kv_transfer.ways import Way, WayUnusable
@@ -53,7 +53,7 @@ class ShmTransport:
             connected.close()
             raise
 
-    def _open_pool(self, connected: socket.socket, path: str, nonce: bytes) -> HostBlocks:
+    def _open_pool(self, connected: socket.socket, path: str, nonce: bytes) -> MappedPool:
         connected.settimeout(self._connect_timeout_s)
         try:
             connected.connect(path)
@@ -79,7 +79,7 @@ class ShmConnection:
     reads_until_answered = False
     usual_verify = Verify.OFF
 
-    def __init__(self, frames: FrameSocket, pool: HostBlocks, events: ConnectionEvents) -> None:
+    def __init__(self, frames: FrameSocket, pool: MappedPool, events: ConnectionEvents) -> None:
         self._frames = frames
         self._pool = pool
         self._events = events
@@ -114,9 +114,9 @@ class ShmConnection:
             self._frames.close()
 
     def _copy(self, payload: Cells, target: Sequence[int]) -> None:
-        if max(target) >= len(self._pool.array):
+        if max(target) >= self._pool.num_blocks:
             raise Unavailable("the decode worker named blocks that it has not", reason="WRONG_BLOCKS")
-        self._pool.write_cells(target, payload)
+        self._pool.write(target, payload)
 
     def _say_farewell(self) -> None:
         """Only where nothing is copied any more, and nothing is half sent."""

@@ -24,6 +24,7 @@ import torch
 
 from engine.errors import EngineError
 from kv_transfer.blocks import BufferBlocks, Cells
+from kv_transfer.frame import Open
 from kv_transfer.frame_socket import FrameSocket
 from kv_transfer.layout import KVLayout
 from kv_transfer.shared_pool import PoolMemory, SharedPool, map_pool
@@ -31,10 +32,11 @@ from kv_transfer.socket_folder import SocketFolder, remove_left_overs
 from kv_transfer.transport.grpc import GrpcPushServer, GrpcTransport
 from kv_transfer.transport.several import SeveralEndpoints
 from kv_transfer.transport.shm import HELLO, ShmTransport
+from kv_transfer.verify import Verify
 from kv_transfer.ways import Way, WayUnusable
 from pdserve.v1.errors import Unavailable
 from tests.integrity import wait_until
-from tests.unit.kv_transfer.hand_over import LAYOUT, WAIT_S, HandOver
+from tests.unit.kv_transfer.hand_over import INSTANCE, LAYOUT, WAIT_S, HandOver
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="memfd and pidfd are Linux's")
 SIZE = LAYOUT.block_bytes
@@ -194,6 +196,46 @@ def test_a_worker_that_stops_does_not_wait_for_a_stopped_sender(caplog: pytest.L
     made.close()
 
 
+def test_a_sender_that_closes_gives_everything_back(both: HandOver) -> None:
+    target = both.reserve("a", (0, 1))
+    transfer = both.sender.open(target)
+    transfer.offer((0,), 1)
+    assert wait_until(lambda: both.table.bytes_received == SIZE)
+    both.sender.close()  # in this very process, which lives on
+    both.events.wait_for("freed", target.key)
+
+
+def test_a_worker_that_stops_has_its_blocks_back_from_senders_that_live(both: HandOver) -> None:
+    target = both.reserve("a", (0, 1))
+    transfer = both.sender.open(target)
+    transfer.offer((0,), 1)
+    assert wait_until(lambda: both.table.bytes_received == SIZE)
+    began = time.monotonic()
+    both.stop_listening()
+    assert time.monotonic() - began < 2.0
+    assert both.events.of(target.key)[-1] == "freed"
+    with pytest.raises(Unavailable):
+        transfer.done.result(WAIT_S)
+
+
+def test_garbage_ends_the_stream_and_its_sender_says_farewell(both: HandOver) -> None:
+    lost = threading.Event()
+
+    class Heard(Silent):
+        def on_lost(self, error: Exception) -> None:
+            lost.set()
+
+    target = both.reserve("a", (0, 1))
+    connection = ShmTransport(LAYOUT).connect(both.ways[0], Heard())
+    connection.send(Open(target.key, INSTANCE, "shm", LAYOUT, 2, 0, Verify.OFF, is_remote_writer=True))
+    connection._frames.send(b"\x04\x00\x00\x00junk")
+    both.events.wait_for("quarantined", target.key)
+    assert lost.wait(WAIT_S)
+    connection.close()
+    both.events.wait_for("freed", target.key)
+    assert both.events.errors[target.key].reason == "KV_STREAM_BROKEN"
+
+
 # -- who gets the memory -------------------------------------------------------------------------------
 
 
@@ -335,7 +377,7 @@ def test_a_pools_pages_are_taken_when_they_are_written_and_only_once() -> None:
     num_blocks = 64 * 1024 * 1024 // SIZE
     pool = SharedPool(num_blocks * SIZE)
     assert pool.nonce is not None
-    mapped = map_pool(pool.descriptor, num_blocks, LAYOUT, pool.nonce)
+    mapped = map_pool(pool.descriptor, num_blocks, LAYOUT, pool.nonce).blocks
 
     def taken() -> int:
         return os.fstat(pool.descriptor).st_blocks * 512
@@ -374,6 +416,25 @@ def test_what_killed_workers_left_is_removed_and_what_lives_is_not() -> None:
 
 
 # -- pieces --------------------------------------------------------------------------------------------
+
+
+def test_the_pages_of_a_block_are_taken_as_a_whole_and_of_no_other() -> None:
+    layout = KVLayout(4, 2, 64, 16, "float32", "large")  # 64 KiB a block
+    pool = SharedPool(32 * layout.block_bytes)
+    mapped = map_pool(pool.descriptor, 32, layout, pool.nonce)
+    source = BufferBlocks(3, layout)
+    source.array[:] = 5
+
+    def taken() -> int:
+        return os.fstat(pool.descriptor).st_blocks * 512 // layout.block_bytes
+
+    mapped.write((9, 30, 8), Cells(source, (0, 1, 2), range(1)))
+    assert taken() == 3
+    ours = pool.tensor.view(32, 4, -1)
+    assert (ours[[8, 9, 30], 0] == 5).all()
+    assert not ours[[8, 9, 30], 1:].any()
+    mapped.write((9, 30, 8), Cells(source, (0, 1, 2), range(1, 4)))
+    assert (ours[[8, 9, 30]] == 5).all()
 
 
 @pytest.mark.parametrize(
