@@ -18,6 +18,9 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 
 from engine.config import EngineConfig, ModelConfig, NgramSpeculation
 from pdserve.bench.rows import ROWS, Plan, parse_rows
+from pdserve.bench.transfer_plan import Plan as TransferPlan
+from pdserve.bench.transfer_plan import parse_tokens
+from pdserve.cli import transfer_report
 from pdserve.cli.bench_report import as_object, show
 from pdserve.cli.check import AsJson
 from pdserve.cli.console import INTERRUPTED, err, write
@@ -52,6 +55,21 @@ def _checked_rows(text: str | None) -> str | None:
     return text
 
 
+def _checked_tokens(text: str) -> str:
+    try:
+        parse_tokens(text)
+    except ValueError as error:
+        raise typer.BadParameter(str(error)) from None
+    return text
+
+
+class Transport(Enum):
+    ALL = "all"
+    SHM = "shm"
+    COLLECTIVE = "collective"
+    GRPC = "grpc"
+
+
 Model = Annotated[str, typer.Option("--model", metavar="ID", help="A model, as in model.id of the YAML.")]
 Threads = Annotated[
     int, typer.Option("--threads", metavar="N", min=1, help="Cores to use, each for one thread.")
@@ -82,6 +100,24 @@ Speculative = Annotated[
         "--speculative",
         metavar="",
         help="Measure speculative decoding too, on answers that repeat their prompt and on others.",
+    ),
+]
+
+AsTransport = Annotated[
+    Transport,
+    typer.Option("--transport", metavar="all|shm|collective|grpc", help="As in kv_transfer.transport."),
+]
+Tokens = Annotated[
+    str,
+    typer.Option("--tokens", metavar="N,N", callback=_checked_tokens, help="Lengths of prompts, in tokens."),
+]
+Requests = Annotated[
+    int | None,
+    typer.Option(
+        "--requests",
+        metavar="N",
+        min=0,
+        help="Real requests of each length; 0: none. By default fewer of what takes longer.",
     ),
 ]
 
@@ -128,6 +164,49 @@ def engine(
         write(json.dumps(as_object(report)) + "\n")
     else:
         show(report)
+
+
+@app.command("transfer")
+def transfer(
+    transport: AsTransport = Transport.ALL,
+    tokens: Tokens = "64,1000,4000",
+    model: Model = "smollm2-135m",
+    rounds: Rounds = 10,
+    requests: Requests = None,
+    max_num_batched_tokens: StepTokens = None,
+    as_json: AsJson = False,
+) -> None:
+    """Measure how KV travels between workers of this machine.
+
+    First raw rates: blocks go from one process to another by each transport, and in turn with them the same
+    bytes by the bare medium (a copy into shared memory, Gloo, a gRPC stream), without checksums on either
+    side. Then real requests, one at a time, on a prefill and a decode worker that are started for it and
+    ended again, with the checks that are usual: how long after the first token the decode worker has all KV
+    and begins to decode, and what share of the KV was there before.
+
+    Examples:
+        pdserve bench transfer
+        pdserve bench transfer --transport grpc --tokens 1000 --json
+        pdserve bench transfer --requests 0
+    """
+    chosen = [
+        each.value for each in Transport if each is not Transport.ALL and transport in (Transport.ALL, each)
+    ]
+    signal.signal(signal.SIGTERM, interrupted)
+    budget = max_num_batched_tokens or EngineConfig().max_num_batched_tokens
+    plan = TransferPlan(parse_tokens(tokens), rounds, requests, budget)
+    try:
+        with _shown_progress(plan.num_rounds_in_all(len(chosen))) as progress:
+            from pdserve.bench.transfer import run  # torch comes with it
+
+            report = run(ModelConfig(id=model, device="cpu"), chosen, plan, progress)
+    except KeyboardInterrupt:
+        err.print("interrupted: what was started has been ended")
+        raise typer.Exit(INTERRUPTED) from None
+    if as_json:
+        write(json.dumps(transfer_report.as_object(report)) + "\n")
+    else:
+        transfer_report.show(report)
 
 
 class _Shown:

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 # A process that sleeps costs nothing; one that polls shows at once.
 _SPINS_FROM = 0.05
-_BUSY_FROM = 0.5
+BUSY_FROM = 0.5
 
 
 def as_object(report: Report) -> dict[str, object]:
@@ -75,7 +75,7 @@ def show(report: Report) -> None:
                 f"\n[yellow]vLLM kept {report.vllm.idle_load:.0%} of a core busy while ours ran[/]", end=""
             )
     out.print()
-    if report.load_before > _BUSY_FROM:
+    if report.load_before > BUSY_FROM:
         out.print(f"[yellow]the machine was busy: a load of {report.load_before:.1f} before this began[/]")
     if report.speculation:
         out.print(_speculation_table(report))

@@ -1,0 +1,70 @@
+"""A cluster of the benchmark's own, by the commands that users type: `pdserve up` and `pdserve down`."""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+
+import yaml
+
+from cluster import ending
+from cluster.state import read_record
+from pdserve.bench.errors import BenchError
+
+_PDSERVE = (sys.executable, "-m", "pdserve.cli.main")
+_HOST = "127.0.0.1"
+
+
+@contextmanager
+def own_cluster(part: str, config: Mapping[str, object], say: Callable[[str], None]) -> Iterator[str]:
+    """Yields the router's address; `config` lacks name and router. Ends it all, whatever happens. Raises
+    BenchError where it does not start.
+    """
+    name = f"bench-{part}-{os.getpid()}"
+    address = f"{_HOST}:{_free_port()}"
+    whole = {"name": name, "router": {"grpc": address}, **config}
+    say(f"starting a cluster that ships by {part}")
+    try:
+        with tempfile.TemporaryDirectory(prefix="pdserve-bench-") as folder:
+            file = Path(folder) / "cluster.yaml"
+            file.write_text(yaml.safe_dump(whole), encoding="utf-8")
+            _up(file)
+        yield address
+    finally:
+        record = read_record(name)
+        if record is not None:
+            ending.down(record)
+
+
+def _up(file: Path) -> None:
+    """In a session of its own: Ctrl-C is ours to handle. When it is interrupted, it ends what it started."""
+    process = subprocess.Popen(
+        [*_PDSERVE, "up", str(file)],
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.PIPE,
+        text=True,
+        start_new_session=True,
+    )
+    try:
+        _, told = process.communicate()
+    except BaseException:
+        process.send_signal(signal.SIGTERM)
+        process.communicate()
+        raise
+    if process.returncode != 0:
+        lines = [line for line in told.splitlines() if line.strip()]
+        raise BenchError(lines[-1].removeprefix("error: ") if lines else "the cluster did not start")
+
+
+def _free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind((_HOST, 0))
+        return int(probe.getsockname()[1])
