@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
+from functools import partial
+from itertools import count
+from typing import Protocol
 
 import numpy as np
 
 from engine.request import NewToken
 from engine.reservations import BlockReservation
-from kv_transfer.blocks import BufferBlocks, HostBlocks
-from kv_transfer.frame import TransferKey
+from kv_transfer.blocks import BlockStore, BufferBlocks, Cells, HostBlocks
+from kv_transfer.frame import Header, TransferKey
 from kv_transfer.layout import KVLayout
 from kv_transfer.receiver import Receiver
 from kv_transfer.reservation import Reservation
@@ -20,7 +23,9 @@ from kv_transfer.send_queue import SenderConfig
 from kv_transfer.sender import Sender
 from kv_transfer.shared_pool import SharedPool
 from kv_transfer.transfer import PushTarget, Transfer
-from kv_transfer.transport.base import Transport
+from kv_transfer.transport.base import Connection, ConnectionEvents, PushEndpoint, Transport
+from kv_transfer.transport.collective import CollectiveTransport
+from kv_transfer.transport.collective_server import CollectiveStreams
 from kv_transfer.transport.grpc import GrpcPushServer, GrpcTransport
 from kv_transfer.transport.memory import MemoryTransport
 from kv_transfer.transport.shm import ShmTransport
@@ -74,14 +79,17 @@ class HandOver:
 
     def __init__(
         self,
-        transport: Transport,
+        transport: Transport | str,
         layout: KVLayout = LAYOUT,
         num_blocks: int = 32,
         config: SenderConfig | None = None,
         is_remote_writer: bool = False,
         verify: Verify | None = None,
+        meddle: Meddle | None = None,
     ) -> None:
-        """`is_remote_writer`: P writes D's blocks by itself (the memory transport only)."""
+        """`transport`: one, or the name of one. `is_remote_writer`: P writes D's blocks by itself (the memory
+        transport only). `meddle` stands between the sender and its connections.
+        """
         size = layout.block_bytes
         self.layout = layout
         self.events = Events()
@@ -89,27 +97,37 @@ class HandOver:
         self.source = BufferBlocks(num_blocks, layout)
         self.target: HostBlocks = BufferBlocks(num_blocks, layout)
         self.source.array[:] = np.random.default_rng(1).integers(0, 256, self.source.array.shape, np.uint8)
+        if isinstance(transport, str):
+            transport = make_transport(transport, self.source)
+        pool: SharedPool | None = None
         if isinstance(transport, ShmTransport):
             pool = SharedPool(num_blocks * size)
             self.target = HostBlocks(layout, pool.tensor.view(num_blocks, size).numpy())
         self.receiver = Receiver(INSTANCE, layout, self.target, self.table, verify=verify)
-        self._server: ShmPushServer | GrpcPushServer | None = None
+        self._stop_listening: Callable[[], None] = lambda: None
         self._cleanup = ExitStack()
         if isinstance(transport, MemoryTransport):
-            self.ways = (Way(transport.name, "decode"),)
+            self.ways: tuple[Way, ...] = (Way(transport.name, "decode"),)
             transport.listen("decode", self.receiver, self.target if is_remote_writer else None)
+            self._stop_listening = partial(transport.close, "decode")
         else:
-            if isinstance(transport, ShmTransport):
-                self._server = ShmPushServer(self.receiver, pool, num_blocks)
-            else:
-                self._server = GrpcPushServer(self.receiver, "127.0.0.1", 0, size)
-            self._server.start()
-            self.ways = self._server.ways
+            server = self._server(transport, pool)
+            server.start()
+            self.ways = tuple(way for way in server.ways if way.transport == transport.name)
+            self._stop_listening = server.stop
             self._cleanup.callback(self.stop_listening)
         self.address = self.ways[0].address
-        transports: Mapping[str, Transport] = {transport.name: transport}
+        used = Meddling(transport, meddle) if meddle is not None else transport
+        transports: Mapping[str, Transport] = {transport.name: used}
         self.sender = Sender(layout, self.source, transports, config)
         self._cleanup.callback(self.sender.close)
+
+    def _server(self, transport: Transport, pool: SharedPool | None) -> PushEndpoint:
+        if pool is not None:
+            return ShmPushServer(self.receiver, pool, len(self.target.array))
+        is_collective = isinstance(transport, CollectiveTransport)
+        kinds = [CollectiveStreams(self.receiver, self.target, "127.0.0.1")] if is_collective else []
+        return GrpcPushServer(self.receiver, "127.0.0.1", 0, self.layout.block_bytes, kinds=kinds)
 
     def reserve(
         self,
@@ -134,9 +152,8 @@ class HandOver:
 
     def stop_listening(self) -> None:
         """As D does when it stops; idempotent."""
-        if self._server is not None:
-            self._server.stop()
-            self._server = None
+        stop, self._stop_listening = self._stop_listening, lambda: None
+        stop()
 
     def __enter__(self) -> HandOver:
         return self
@@ -151,7 +168,52 @@ class HandOver:
         assert self.sender.num_transfers == 0
 
 
-def make_transport(name: str) -> Transport:
+def make_transport(name: str, source: BlockStore | None = None) -> Transport:
+    """`source`: what is sent; the collective transport wants to know it."""
     if name == "shm":
         return ShmTransport(LAYOUT)
-    return MemoryTransport() if name == "memory" else GrpcTransport(LAYOUT.block_bytes)
+    if name in ("memory", "late reader"):
+        return MemoryTransport(reads_late=name == "late reader")
+    wire = GrpcTransport(LAYOUT.block_bytes)
+    return wire if source is None or name == wire.name else CollectiveTransport(source, wire)
+
+
+Send = Callable[[Header, Cells | None, Sequence[int]], None]
+
+
+class Meddle(Protocol):
+    """Between a sender and its connection: passes a frame on by `send`, or does something else. Frames are
+    numbered from 0 over all connections."""
+
+    def __call__(
+        self, send: Send, number: int, header: Header, payload: Cells | None, target: Sequence[int]
+    ) -> None: ...
+
+
+class Meddling:
+    """Any transport, with somebody at the sender's end who meddles with its frames."""
+
+    def __init__(self, inner: Transport, meddle: Meddle) -> None:
+        self.name = inner.name
+        self._inner = inner
+        self._meddle = meddle
+        self._numbers = count()
+
+    def connect(self, way: Way, events: ConnectionEvents) -> Connection:
+        return _Meddled(self._inner.connect(way, events), self._meddle, self._numbers)
+
+
+class _Meddled:
+    def __init__(self, inner: Connection, meddle: Meddle, numbers: Iterator[int]) -> None:
+        self.is_remote_writer = inner.is_remote_writer
+        self.reads_until_answered = inner.reads_until_answered
+        self.usual_verify = inner.usual_verify
+        self._inner = inner
+        self._meddle = meddle
+        self._numbers = numbers
+
+    def send(self, header: Header, payload: Cells | None = None, target: Sequence[int] = ()) -> None:
+        self._meddle(self._inner.send, next(self._numbers), header, payload, target)
+
+    def close(self) -> None:
+        self._inner.close()

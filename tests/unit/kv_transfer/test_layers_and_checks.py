@@ -4,19 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-import numpy as np
 import pytest
 
 from kv_transfer.codec import decode, encode
 from kv_transfer.frame import Ack, Blocks, Commit, Open, Refused, TransferKey
 from kv_transfer.send_queue import SenderConfig
-from kv_transfer.transfer import TransferReport
 from kv_transfer.transport.base import InboundStream
 from kv_transfer.transport.memory import Faults, MemoryTransport
 from kv_transfer.verify import Digest, Verify, checksum
 from pdserve.v1.errors import Aborted, DataLoss, FailedPrecondition
 from tests.integrity import wait_until
-from tests.unit.kv_transfer.hand_over import FIRST, INSTANCE, LAYOUT, WAIT_S, HandOver, make_transport
+from tests.unit.kv_transfer.hand_over import FIRST, INSTANCE, LAYOUT, WAIT_S, HandOver
 
 SIZE, LAYER = LAYOUT.block_bytes, LAYOUT.layer_bytes
 ALL = range(LAYOUT.num_layers)
@@ -25,40 +23,6 @@ TWO_BLOCKS = SenderConfig(frame_bytes=2 * SIZE, window_bytes=4 * SIZE)
 
 def config(verify: Verify | None) -> SenderConfig:
     return SenderConfig(frame_bytes=2 * SIZE, window_bytes=4 * SIZE, verify=verify)
-
-
-@pytest.mark.parametrize("transport", ["memory", "grpc", "remote writer"])
-@pytest.mark.parametrize("verify", list(Verify))
-@pytest.mark.parametrize("num_cached", [0, 1])
-def test_blocks_and_then_layers_arrive_where_they_belong(
-    transport: str, verify: Verify, num_cached: int
-) -> None:
-    is_remote = transport == "remote writer"
-    made = make_transport("memory" if is_remote else transport)
-    with HandOver(made, config=config(verify), is_remote_writer=is_remote, verify=verify) as both:
-        target = both.reserve("a", (7, 5, 3, 9, 1), num_cached)
-        transfer = both.sender.open(target)
-        transfer.offer((0, 1), 2)
-        assert wait_until(lambda: both.table.bytes_received == (2 - num_cached) * SIZE)
-        transfer.offer_layers((0, 1, 2, 3, 4), 18, 1)
-        assert wait_until(lambda: both.table.bytes_received == (2 - num_cached) * SIZE + 3 * LAYER)
-        hidden = both.table.bytes_received
-        assert wait_until(lambda: transfer.bytes_acknowledged == hidden)
-        transfer.commit((0, 1, 2, 3, 4), 18, FIRST)
-        assert transfer.done.result(WAIT_S) is not None
-        report = transfer.done.result()
-        assert isinstance(report, TransferReport)
-        num_shipped = 5 - num_cached
-        assert (report.transfer_bytes, report.num_blocks) == (num_shipped * SIZE, num_shipped)
-        assert report.hidden_bytes == hidden
-        both.events.wait_for("ready", target.key)
-        assert both.table.consume(target.key) is not None
-        expected = both.source.array[:5].copy()
-        expected[:num_cached] = 0  # not shipped
-        expected[4].reshape(-1, LAYOUT.block_size, LAYOUT.head_dim * 4)[:, 2:] = (
-            0  # of 4 tokens 2 are written
-        )
-        assert np.array_equal(both.target.array[[7, 5, 3, 9, 1]], expected)
 
 
 def test_layers_that_no_reservation_fits_are_not_sent_and_their_commit_fails() -> None:

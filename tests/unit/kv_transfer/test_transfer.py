@@ -15,14 +15,13 @@ from kv_transfer.codec import decode, encode
 from kv_transfer.frame import Abort, Ack, Blocks, Commit, Open, Refused, TransferKey
 from kv_transfer.layout import KVLayout, require_equal
 from kv_transfer.send_queue import SenderConfig
-from kv_transfer.transfer import TransferReport
 from kv_transfer.transport.base import InboundStream, Transport
 from kv_transfer.transport.grpc import PUSH, GrpcPushServer, GrpcTransport
 from kv_transfer.transport.memory import Faults, MemoryTransport
 from kv_transfer.verify import Digest, Verify, checksum
 from kv_transfer.ways import Way
-from pdserve.v1.errors import Aborted, DataLoss, FailedPrecondition, NotFound, PdserveError, Unavailable
-from tests.unit.kv_transfer.hand_over import FIRST, INSTANCE, LAYOUT, WAIT_S, HandOver, make_transport
+from pdserve.v1.errors import Aborted, DataLoss, FailedPrecondition, Unavailable
+from tests.unit.kv_transfer.hand_over import FIRST, INSTANCE, LAYOUT, WAIT_S, HandOver
 
 SIZE = LAYOUT.block_bytes
 ONE_BLOCK = SenderConfig(frame_bytes=SIZE, window_bytes=2 * SIZE, ack_timeout_s=10.0)
@@ -40,174 +39,9 @@ def hand_over(
         both.close()
 
 
-@pytest.fixture(params=["memory", "grpc"])
-def both(request: pytest.FixtureRequest) -> Iterator[HandOver]:
-    with hand_over(make_transport(request.param), ONE_BLOCK) as made:
-        yield made
-
-
 def consume(both: HandOver, key: TransferKey) -> None:
     both.events.wait_for("ready", key)
     assert both.table.consume(key) is not None
-
-
-def test_blocks_arrive_where_they_were_reserved(both: HandOver) -> None:
-    target = both.reserve("a", (5, 3, 9))
-    report = both.send_all(target, (0, 1, 2)).done.result(WAIT_S)
-    assert report is not None
-    assert (report.num_blocks, report.transfer_bytes) == (3, 3 * SIZE)
-    assert both.sender.bytes_sent == both.table.bytes_received == 3 * SIZE
-    consume(both, target.key)
-    assert np.array_equal(both.target.array[[5, 3, 9]], both.source.array[[0, 1, 2]])
-    assert not both.target.array[[0, 1, 2, 4, 6, 7, 8]].any()
-
-
-def test_cached_blocks_are_not_sent_and_not_touched(both: HandOver) -> None:
-    target = both.reserve("a", (5, 3, 9), num_cached=2)
-    report = both.send_all(target, (0, 1, 2)).done.result(WAIT_S)
-    assert report is not None
-    assert report.num_blocks == 1
-    consume(both, target.key)
-    assert not both.target.array[[5, 3]].any()
-    assert np.array_equal(both.target.array[9], both.source.array[2])
-
-
-def test_a_wholly_cached_prompt_ships_nothing_but_its_commit(both: HandOver) -> None:
-    target = both.reserve("a", (5, 3), num_cached=2)
-    report = both.send_all(target, (0, 1)).done.result(WAIT_S)
-    assert report is not None
-    assert (report.num_blocks, report.transfer_bytes) == (0, 0)
-    consume(both, target.key)
-
-
-@pytest.mark.parametrize("num_tokens", [1, 3, 4, 5, 7, 8])
-def test_what_lies_behind_the_written_tokens_stays_at_home(both: HandOver, num_tokens: int) -> None:
-    num_blocks = LAYOUT.num_blocks_for(num_tokens)
-    target = both.reserve("a", tuple(range(num_blocks)))
-    both.send_all(target, tuple(range(num_blocks)), num_tokens).done.result(WAIT_S)
-    consume(both, target.key)
-    shape = (num_blocks, 2 * 2 * 2, 4, 8 * 4)  # block, planes, token, bytes
-    arrived, sent = (store.array[:num_blocks].reshape(shape) for store in (both.target, both.source))
-    for token in range(num_blocks * 4):
-        there, here = arrived[token // 4, :, token % 4], sent[token // 4, :, token % 4]
-        assert np.array_equal(there, here) if token < num_tokens else not there.any()
-
-
-def test_finished_blocks_leave_before_the_rest_is_computed(both: HandOver) -> None:
-    target = both.reserve("a", (0, 1, 2, 3))
-    transfer = both.sender.open(target)
-    transfer.offer((0, 1), 2)
-    wait_until(lambda: both.table.bytes_received == 2 * SIZE)
-    transfer.offer((0, 1, 2), 2)  # nothing new
-    transfer.commit((0, 1, 2, 3), 16, FIRST)
-    transfer.done.result(WAIT_S)
-    consume(both, target.key)
-    assert np.array_equal(both.target.array[:4], both.source.array[:4])
-
-
-def test_token_zero_that_ends_it_gives_the_reservation_back_at_once(both: HandOver) -> None:
-    target = both.reserve("a", (0, 1))
-    transfer = both.sender.open(target)
-    transfer.offer((0,), 1)
-    wait_until(lambda: both.table.bytes_received == SIZE)
-    transfer.not_needed()
-    assert transfer.done.result(WAIT_S) is None
-    both.events.wait_for("freed", target.key)
-    assert both.events.of(target.key) == ["freed"]
-
-
-def test_an_abort_at_any_moment_gives_both_sides_back(both: HandOver) -> None:
-    for num_offered in range(4):
-        target = both.reserve(f"abort-{num_offered}", (0, 1, 2))
-        transfer = both.sender.open(target)
-        transfer.offer((0, 1, 2), num_offered)
-        transfer.abort(Aborted("the client went away"))
-        transfer.abort(Aborted("again"))
-        with pytest.raises(Aborted, match="went away"):
-            transfer.done.result(WAIT_S)
-        both.table.release(target.key)
-        both.events.wait_for("freed", target.key)
-
-
-def test_many_at_once_arrive_whole(both: HandOver) -> None:
-    targets = [both.reserve(f"t{i}", (2 * i, 2 * i + 1)) for i in range(16)]
-    transfers = [both.send_all(t, (2 * i + 1, 2 * i)) for i, t in enumerate(targets)]
-    for target, transfer in zip(targets, transfers, strict=True):
-        transfer.done.result(WAIT_S)
-        consume(both, target.key)
-    swapped = [i ^ 1 for i in range(32)]
-    assert np.array_equal(both.target.array, both.source.array[swapped])
-
-
-@pytest.mark.parametrize(
-    ("spoil", "error", "reason"),
-    [
-        ({"instance_id": "an earlier process"}, FailedPrecondition, "WRONG_INSTANCE"),
-        ({"key": TransferKey("forged", 0)}, NotFound, "UNKNOWN_TRANSFER"),
-        ({"key": TransferKey("a", 0)}, FailedPrecondition, "TRANSFER_ENDED"),
-        ({"key": TransferKey("a", 2)}, NotFound, "UNKNOWN_TRANSFER"),
-        ({"num_cached_blocks": 1}, FailedPrecondition, "WRONG_BLOCKS"),
-        ({"num_blocks": 1}, FailedPrecondition, "WRONG_BLOCKS"),
-    ],
-)
-def test_a_hand_off_that_is_not_for_here_is_refused(
-    both: HandOver, spoil: dict[str, str], error: type[PdserveError], reason: str
-) -> None:
-    target = both.reserve("a", (0, 1), epoch=1)
-    transfer = both.sender.open(replace(target, **spoil))  # type: ignore[arg-type]
-    with pytest.raises(error) as caught:
-        transfer.done.result(WAIT_S)
-    assert caught.value.reason == reason
-    # The true one is unharmed.
-    both.send_all(target, (0, 1)).done.result(WAIT_S)
-    consume(both, target.key)
-    replayed = both.send_all(target, (0, 1))
-    with pytest.raises(FailedPrecondition):
-        replayed.done.result(WAIT_S)
-
-
-def test_the_senders_wait_does_not_let_the_lease_run_out(both: HandOver) -> None:
-    target = both.reserve("a", (0,), lease_s=0.3)
-    transfer = both.sender.open(target)
-    deadline = threading.Event()
-    for _ in range(6):
-        deadline.wait(0.1)
-        both.table.expire()
-    transfer.commit((0,), 4, FIRST)
-    assert isinstance(transfer.done.result(WAIT_S), TransferReport)
-    consume(both, target.key)
-
-
-def test_a_lease_that_ran_out_is_a_clear_error_for_the_sender(both: HandOver) -> None:
-    target = both.reserve("a", (0,), lease_s=0.0)
-    both.table.expire()
-    with pytest.raises(FailedPrecondition) as caught:
-        both.send_all(target, (0,)).done.result(WAIT_S)
-    assert caught.value.reason == "TRANSFER_ENDED"
-    assert both.table.num_expired_leases == 1
-
-
-def test_a_released_reservation_stops_its_sender(both: HandOver) -> None:
-    target = both.reserve("a", (0, 1), lease_s=0.3)
-    transfer = both.sender.open(target)
-    transfer.offer((0,), 1)
-    wait_until(lambda: both.table.bytes_received == SIZE)
-    both.table.release(target.key)
-    with pytest.raises(FailedPrecondition):  # by its next sign of life at the latest
-        transfer.done.result(WAIT_S)
-
-
-def test_closing_the_sender_fails_what_is_under_way_on_both_sides(both: HandOver) -> None:
-    target = both.reserve("a", (0, 1))
-    transfer = both.sender.open(target)
-    transfer.offer((0,), 1)
-    wait_until(lambda: both.table.bytes_received == SIZE)
-    both.sender.close()
-    with pytest.raises(Unavailable):
-        transfer.done.result(WAIT_S)
-    both.events.wait_for("freed", target.key)
-    with pytest.raises(Unavailable):
-        both.sender.open(target)
 
 
 def test_layouts_that_differ_are_named() -> None:
