@@ -124,6 +124,7 @@ class Pools(_Section):
 class TransportName(Enum):
     AUTO = "auto"
     SHM = "shm"
+    COLLECTIVE = "collective"
     GRPC = "grpc"
 
 
@@ -138,11 +139,14 @@ class KVTransferConfig(_Section):
     """How KV travels from prefill to decode workers."""
 
     # auto: the fastest that both workers can use | shm: the prefill worker writes the decode worker's memory
-    # (CPU pools on one host) | grpc: over the network.
+    # (CPU pools on one host) | collective: by torch.distributed, Gloo between CPU pools, NCCL between GPUs
+    # (which is unverified) | grpc: over the network.
     transport: Annotated[TransportName, BeforeValidator(_checked_transport)] = TransportName.AUTO
     # What a decode worker checks. checksum: each frame | full: besides, what then lies in its blocks | off |
     # auto: checksum over a wire, off where the prefill worker writes the decode worker's memory.
     verify: Literal["auto", "off", "checksum", "full"] = "auto"
+    # Whether `auto` may use collective between hosts: its sockets have neither TLS nor authentication.
+    trusted_network: bool = False
 
 
 class NetworkConfig(_Section):

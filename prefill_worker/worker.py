@@ -133,6 +133,8 @@ class PrefillWorker:
             self.identity, self.state, detail, self.address, self._loop.engine, self.load(), counters
         )
         for instance_id, transport in self.sender.routes().items():
+            if transport == "collective" and self._loop.engine.pool.tensor.device.type == "cuda":
+                transport += " (NCCL, unverified: see benchmarks/nccl_pair.py)"
             status.kv_routes.add(instance_id=instance_id, transport=transport)
         return status
 

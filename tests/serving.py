@@ -34,7 +34,7 @@ from worker.identity import Role
 
 Worker = PrefillWorker | DecodeWorker
 # "memory" is the tests' own; the others are what a configuration may ask for.
-TransportName = Literal["memory", "auto", "shm", "grpc"]
+TransportName = Literal["memory", "auto", "shm", "collective", "grpc"]
 
 
 @dataclass
@@ -111,7 +111,7 @@ async def serving(
             stack.callback(loop.stop)
             name = f"{role.value}-{index}"
             if role is Role.PREFILL:
-                transports = (memory, *make_transports(loop.engine.layout, 5.0))
+                transports = (memory, *make_transports(loop.engine.pool, 5.0))
                 # Tiny models have little KV: without this none would be shipped by layers.
                 settings = prefill_config or PrefillConfig(min_group_bytes=1)
                 worker: Worker = PrefillWorker(name, loop, config=settings, transports=transports)

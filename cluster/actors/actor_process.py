@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import logging
+import os
 import signal
 import sys
 from pathlib import Path
@@ -18,6 +19,13 @@ def die_with_parent() -> None:
     """
     if sys.platform == "linux":
         ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
+
+
+def live_past_nccl() -> None:
+    """A communicator that fails is torn down by us (`kv_transfer/transport/nccl_pair.py`); torch's watchdog
+    would end the process. Before torch is imported."""
+    os.environ["TORCH_NCCL_ASYNC_ERROR_HANDLING"] = "0"
+    os.environ["TORCH_NCCL_ENABLE_MONITORING"] = "0"
 
 
 def log_to(folder: str | None, name: str) -> None:

@@ -6,10 +6,12 @@ import logging
 
 from cluster.config import TransportName
 from engine.kv_pool import KVPool
-from kv_transfer.layout import KVLayout
+from kv_transfer.blocks import pool_blocks
 from kv_transfer.shared_pool import PoolMemory
 from kv_transfer.transport.base import FrameSink, PushEndpoint, Transport
-from kv_transfer.transport.grpc import GrpcPushServer
+from kv_transfer.transport.collective import CollectiveTransport
+from kv_transfer.transport.collective_server import CollectiveStreams
+from kv_transfer.transport.grpc import GrpcPushServer, GrpcTransport
 from kv_transfer.transport.several import SeveralEndpoints
 from kv_transfer.transport.shm import ShmTransport
 from kv_transfer.transport.shm_server import ShmPushServer
@@ -19,9 +21,16 @@ log = logging.getLogger(__name__)
 SHARES_MEMORY = frozenset({TransportName.AUTO, TransportName.SHM})
 
 
-def make_transports(layout: KVLayout, connect_timeout_s: float) -> tuple[Transport, ...]:
-    """A prefill worker's, beside gRPC: it can use every way, and decode workers say which they have."""
-    return (ShmTransport(layout, connect_timeout_s),)
+def make_transports(
+    pool: KVPool, connect_timeout_s: float, is_near_only: bool = True
+) -> tuple[Transport, ...]:
+    """A prefill worker's, beside gRPC: it can use every way, and decode workers say which they have.
+    `is_near_only`: no pairs with other hosts."""
+    control = GrpcTransport(pool.block_bytes, connect_timeout_s)
+    return (
+        ShmTransport(pool.layout, connect_timeout_s),
+        CollectiveTransport(pool_blocks(pool), control, is_near_only, connect_timeout_s),
+    )
 
 
 def make_endpoint(
@@ -37,7 +46,10 @@ def make_endpoint(
             endpoints.append(_by_shm(pool, memory, sink))
         except RuntimeError as error:
             log.warning("%s; prefill workers on this host will use another way", error)
-    endpoints.append(GrpcPushServer(sink, host, 0, pool.block_bytes))
+    is_on_gpu = pool.tensor.device.type == "cuda"
+    has_pairs = transport is TransportName.COLLECTIVE or (transport is TransportName.AUTO and is_on_gpu)
+    kinds = [CollectiveStreams(sink, pool_blocks(pool), host)] if has_pairs else []
+    endpoints.append(GrpcPushServer(sink, host, 0, pool.block_bytes, kinds=kinds))
     return SeveralEndpoints(endpoints)
 
 

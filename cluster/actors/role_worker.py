@@ -8,6 +8,7 @@ from functools import partial
 from typing import Protocol
 
 from cluster.actors.kv_ways import SHARES_MEMORY, make_endpoint, make_transports
+from cluster.config import TransportName
 from cluster.control.worker_handle import WorkerSpec
 from cluster.nodes.network import in_url
 from decode_worker.config import DecodeConfig
@@ -61,7 +62,9 @@ def make_worker(spec: WorkerSpec, loaded: LoadedEngine, host: str) -> RoleWorker
     loop, engine = loaded.loop, loaded.loop.engine
     if spec.role is Role.PREFILL:
         config = PrefillConfig(sender=SenderConfig(verify=_verify(spec)))
-        transports = make_transports(engine.layout, config.connect_timeout_s)
+        kv = spec.kv_transfer
+        is_near_only = kv.transport is TransportName.AUTO and not kv.trusted_network
+        transports = make_transports(engine.pool, config.connect_timeout_s, is_near_only)
         return PrefillWorker(spec.worker_id, loop, in_url(host), config=config, transports=transports)
     return DecodeWorker(
         spec.worker_id,

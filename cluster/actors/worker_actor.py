@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING
 import ray
 
 import cluster
-from cluster.actors.actor_process import die_with_parent, log_to
+from cluster.actors.actor_process import die_with_parent, live_past_nccl, log_to
 from cluster.control.worker_handle import Loading, Started, StartEvent, StartFailed, WorkerSpec
 from cluster.nodes.network import LOOPBACK, Bind
 
@@ -30,6 +30,7 @@ log = logging.getLogger(__name__)
 class WorkerActor:
     def __init__(self, spec: WorkerSpec) -> None:
         die_with_parent()
+        live_past_nccl()
         log_to(spec.log_folder, spec.worker_id)
         self._spec = spec
         self._worker: RoleWorker | None = None

@@ -38,7 +38,7 @@ async def serve(role: str, folder: str, lease_s: float, transport: TransportName
     worker: PrefillWorker | DecodeWorker
     if role == "prefill":
         sender = SenderConfig(frame_bytes=1, ack_timeout_s=1.0)
-        transports = make_transports(engine.layout, 5.0)
+        transports = make_transports(engine.pool, 5.0)
         worker = PrefillWorker("prefill", loop, config=PrefillConfig(sender=sender), transports=transports)
     else:
         endpoint = partial(make_endpoint, transport, engine.pool, memory, "127.0.0.1")

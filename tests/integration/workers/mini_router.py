@@ -163,7 +163,7 @@ class Cluster:
         loop = loop or self._make_loop(**engine)
         # Tiny models have little KV: without this none would be shipped by layers.
         config = config or PrefillConfig(min_group_bytes=1)
-        transports = (self.memory, *make_transports(loop.engine.layout, config.connect_timeout_s))
+        transports = (self.memory, *make_transports(loop.engine.pool, config.connect_timeout_s))
         worker = PrefillWorker(name, loop, config=config, transports=transports)
         await worker.start()
         self._stack.push_async_callback(worker.stop)

@@ -127,7 +127,8 @@ MISTAKES = {
     ),
     "a transport that is not there": (
         "name: x\npools: {colocated: {}}\nkv_transfer:\n  transport: rdma\n",
-        "f.yaml:4: kv_transfer.transport: this version has no transport 'rdma'; there are: auto, shm, grpc",
+        "f.yaml:4: kv_transfer.transport: this version has no transport 'rdma'; "
+        "there are: auto, shm, collective, grpc",
     ),
     "a way to verify that is not there": (
         "name: x\npools: {colocated: {}}\nkv_transfer: {verify: crc}\n",

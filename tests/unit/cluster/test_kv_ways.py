@@ -33,6 +33,7 @@ def offered(transport: TransportName, memory: PoolMemory, is_shared: bool) -> li
     [
         (TransportName.AUTO, ["shm", "grpc"]),
         (TransportName.SHM, ["shm"]),
+        (TransportName.COLLECTIVE, ["collective", "grpc"]),
         (TransportName.GRPC, ["grpc"]),
     ],
 )
