@@ -21,7 +21,7 @@ from kv_transfer.ways import Way
 from pdserve.client import Internal, InvalidArgument, PdserveError, ResourceExhausted
 from router.events import Moment
 from tests.integration.router.harness import until
-from tests.serving import Serving, serving
+from tests.serving import Serving, TransportName, serving
 from tests.unit.engine.driving import Reference, prompt
 from worker.identity import Role
 
@@ -84,12 +84,17 @@ async def test_kv_that_is_lost_or_damaged_on_its_way_is_shipped_again(
         await works(serves, reference)
 
 
+# The memory transport delays frames at random; the others are as fast as they are.
+TRANSPORTS = ["memory", *(pytest.param(name, marks=pytest.mark.full) for name in ("grpc", "shm"))]
+
+
+@pytest.mark.parametrize("transport", TRANSPORTS)
 @pytest.mark.parametrize("moment", LEGS)
 async def test_a_cancel_at_each_moment_gives_every_block_back(
-    folder: Path, loaded: LoadedModel, reference: Reference, moment: Moment
+    folder: Path, loaded: LoadedModel, reference: Reference, moment: Moment, transport: TransportName
 ) -> None:
     """PREFILL_END and TRANSFER_END among them: between P's end and D's beginning."""
-    async with serving(folder, loaded, transport="memory") as serves:
+    async with serving(folder, loaded, transport=transport) as serves:
         serves.memory.faults = Faults(delay_s=lambda _: 0.003)
         work: list[asyncio.Future[object]] = []
         serves.router.on_event(lambda event: work[-1].cancel() if event.moment is moment else None)
@@ -103,11 +108,12 @@ async def test_a_cancel_at_each_moment_gives_every_block_back(
         await works(serves, reference)
 
 
+@pytest.mark.parametrize("transport", TRANSPORTS)
 async def test_two_hundred_cancels_at_random_times_give_every_block_back(
-    folder: Path, loaded: LoadedModel, reference: Reference
+    folder: Path, loaded: LoadedModel, reference: Reference, transport: TransportName
 ) -> None:
     dice = random.Random(15)
-    async with serving(folder, loaded, transport="memory", num_blocks=40) as serves:
+    async with serving(folder, loaded, transport=transport, num_blocks=40) as serves:
         serves.memory.faults = Faults(delay_s=lambda _: dice.random() * 0.004)
 
         async def one(number: int) -> None:
