@@ -39,6 +39,7 @@ WORKER_KEYS = {
         "running",
         "waiting",
         "kv_blocks_used",
+        "kv_blocks_quarantined",
         "kv_blocks_total",
     ),
     *(
