@@ -14,7 +14,7 @@ from engine.engine import Engine
 from engine.kv_pool import AllocateMemory, allocate_memory
 from engine.loading import LoadedModel, load_model
 from engine.loop import EngineLoop
-from kv_transfer.blocks import Cells, HostBlocks
+from kv_transfer.blocks import BlockStore, Cells
 from tests.integration.workers.mini_router import Cluster
 from tests.integrity import held, nothing_leaks, wait_until
 from tests.models import tiny_model
@@ -76,21 +76,20 @@ async def cluster(make_loop: MakeLoop) -> AsyncIterator[Cluster]:
 @pytest.fixture(autouse=True)
 def no_uncomputed_kv_arrives(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """Blocks are NaN until they are computed (`poison_blocks`): none of it may be shipped."""
-    write, write_cells = HostBlocks.write, HostBlocks.write_cells
-    spoiled: list[int] = []
+    make, spoiled = Cells.__init__, list[int]()
 
-    def checked(self: HostBlocks, block_ids: Sequence[int], layers: range, data: memoryview) -> None:
-        if np.isnan(np.frombuffer(data, dtype=np.float32)).any():
+    def checked(
+        self: Cells,
+        store: BlockStore,
+        block_ids: Sequence[int],
+        layers: range,
+        num_tail_tokens: int | None = None,
+    ) -> None:
+        make(self, store, block_ids, layers, num_tail_tokens)
+        if any(np.isnan(np.frombuffer(piece, dtype=np.float32)).any() for piece in self.pieces):
             spoiled.extend(block_ids)
-        write(self, block_ids, layers, data)
 
-    def checked_cells(self: HostBlocks, block_ids: Sequence[int], cells: Cells) -> None:
-        if any(np.isnan(np.frombuffer(piece, dtype=np.float32)).any() for piece in cells.pieces):
-            spoiled.extend(block_ids)
-        write_cells(self, block_ids, cells)
-
-    monkeypatch.setattr(HostBlocks, "write", checked)
-    monkeypatch.setattr(HostBlocks, "write_cells", checked_cells)
+    monkeypatch.setattr(Cells, "__init__", checked)
     yield
     assert spoiled == []
 
