@@ -202,7 +202,8 @@ class InboundPair(threading.Thread):
     # -- the end -----------------------------------------------------------------------------------
 
     def _give_up(self, error: PairBroken) -> None:
-        log.warning("the pair with %s is given up: %s", self._stream.peer, error)
+        # Its text only: the error's frames hold the pair.
+        log.warning("the pair with %s is given up: %s", self._stream.peer, str(error))
         self._answers.put(message(Kind.BROKEN, str(error).encode()))
 
     def _finish(self) -> None:
