@@ -85,7 +85,10 @@ async def test_kv_that_is_lost_or_damaged_on_its_way_is_shipped_again(
 
 
 # The memory transport delays frames at random; the others are as fast as they are.
-TRANSPORTS = ["memory", *(pytest.param(name, marks=pytest.mark.full) for name in ("grpc", "shm"))]
+TRANSPORTS = [
+    "memory",
+    *(pytest.param(name, marks=pytest.mark.full) for name in ("grpc", "shm", "collective")),
+]
 
 
 @pytest.mark.parametrize("transport", TRANSPORTS)

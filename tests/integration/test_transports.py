@@ -36,7 +36,7 @@ def loaded(folder: Path) -> LoadedModel:
     return load_model(ModelConfig(id=str(folder), device="cpu"))
 
 
-@pytest.mark.parametrize("transport", ["memory", "grpc", "shm"])
+@pytest.mark.parametrize("transport", ["memory", "grpc", "shm", "collective"])
 @pytest.mark.parametrize("verify", [Verify.OFF, Verify.FULL])
 async def test_greedy_and_drawn_tokens_are_the_models_alone_and_together(
     folder: Path, loaded: LoadedModel, transport: TransportName, verify: Verify
