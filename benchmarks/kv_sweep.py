@@ -61,8 +61,9 @@ def measure(
 ) -> dict[str, Rates]:
     """`count` transfers together in each turn."""
     seconds: dict[tuple[str, int], list[float]] = {}
-    for number in range(rounds + 1):  # the first opens connections
+    for number in range(rounds + 1):  # the first touches memory
         for name, config in choices.items():
+            bench.ship_s(LAYOUT.num_blocks_for(tokens[0]), count, at_once=True, config=config)  # it connects
             for num_tokens in tokens:
                 took = bench.ship_s(LAYOUT.num_blocks_for(num_tokens), count, at_once=True, config=config)
                 if number > 0:

@@ -51,7 +51,7 @@ class _Sending:
         self._blocks = _filled(settings.num_blocks, KVLayout(**settings.layout))  # type: ignore[arg-type]
         self._way = settings.way
         self._transports = {settings.transport: sending_transport(settings.transport, self._blocks)}
-        # By what they were asked to be.
+        # The one that was used last: what others have open would take part in what is measured.
         self._senders: dict[SenderConfig, Sender] = {}
         flat = self._blocks.array.reshape(-1)
         self._bare: BareSender = bare_sender(settings.transport, flat, settings.bare_port)
@@ -69,6 +69,7 @@ class _Sending:
 
     def _sender(self, config: SenderConfig) -> Sender:
         if config not in self._senders:
+            self._close_senders()
             blocks = self._blocks
             self._senders[config] = Sender(blocks.layout, blocks, self._transports, config)
         return self._senders[config]
@@ -87,9 +88,12 @@ class _Sending:
         return [self._bare.send(num_bytes) for _ in range(count)]
 
     def close(self) -> None:
-        for sender in self._senders.values():
-            sender.close()
+        self._close_senders()
         self._bare.close()
+
+    def _close_senders(self) -> None:
+        while self._senders:
+            self._senders.popitem()[1].close()
 
 
 def _config(fields: Mapping[str, int | None]) -> SenderConfig:
