@@ -8,7 +8,6 @@ import sys
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from contextlib import AsyncExitStack, asynccontextmanager
-from functools import partial
 from pathlib import Path
 
 import grpc
@@ -72,7 +71,7 @@ async def launch_worker(
         await process.wait()
 
 
-@pytest.fixture(params=["grpc", "shm"])
+@pytest.fixture(params=["grpc", "shm", pytest.param("collective", marks=pytest.mark.full)])
 async def launch(folder: Path, request: pytest.FixtureRequest) -> AsyncIterator[Launch]:
     async with AsyncExitStack() as stack:
         yield lambda role: stack.enter_async_context(launch_worker(role, folder, transport=request.param))
@@ -92,19 +91,21 @@ async def failure_of(decoder: Decoder, sequence: worker_pb2.SequenceSpec, timeou
     return output
 
 
-def has_nothing(status: cluster_pb2.WorkerStatus, quarantined: bool = False) -> bool:
-    """`quarantined`: but for what a stopped sender might still write."""
+def has_nothing(status: cluster_pb2.WorkerStatus) -> bool:
     load = status.load
-    if quarantined:
-        told = sum(each.num_blocks for each in status.quarantines)
-        return load.num_running == 0 and load.kv_blocks_used == load.kv_blocks_quarantined == told > 0
     return load.kv_blocks_used == load.num_reservations == load.num_transfers == load.num_running == 0
+
+
+def has_only_quarantined(status: cluster_pb2.WorkerStatus) -> bool:
+    """Nothing but what a stopped sender might still write, or send to where it was asked to."""
+    load = status.load
+    return load.num_running == 0 and load.kv_blocks_used == load.kv_blocks_quarantined
 
 
 async def test_a_killed_or_stopped_prefill_worker_leaves_nothing_on_d(
     launch: Launch, folder: Path, request: pytest.FixtureRequest
 ) -> None:
-    writes_by_itself = request.node.callspec.params["launch"] == "shm"
+    transport = request.node.callspec.params["launch"]
     decode, killed, stopped, good = await asyncio.gather(*(launch(r) for r in ("decode", *["prefill"] * 3)))
     decoder = await Decoder(decode.address, "router").opened()
 
@@ -118,14 +119,17 @@ async def test_a_killed_or_stopped_prefill_worker_leaves_nothing_on_d(
         victim.send(blow)
         error = await failure_of(decoder, sequence, limit_s)
         assert isinstance(error, Unavailable)
-        await decode.until(partial(has_nothing, quarantined=blow is signal.SIGSTOP and writes_by_itself), 1.0)
+        may_write = blow is signal.SIGSTOP and transport != "grpc"
+        await decode.until(has_only_quarantined if may_write else has_nothing, 1.0)
         if blow is signal.SIGKILL:
             with pytest.raises(Unavailable):
                 await pushing
             continue
-        if writes_by_itself:
-            (told,) = (await decode.status()).quarantines
+        if transport == "shm":
+            status = await decode.status()
+            (told,) = status.quarantines
             assert told.sender_pid == victim.process.pid
+            assert told.num_blocks == status.load.kv_blocks_quarantined > 0
         # B takes the blocks that A had, or others where A's process might still write those. Then that goes
         # on, and finds itself shut out.
         reference = Reference(folder)

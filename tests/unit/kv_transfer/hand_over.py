@@ -98,7 +98,7 @@ class HandOver:
         self.target: HostBlocks = BufferBlocks(num_blocks, layout)
         self.source.array[:] = np.random.default_rng(1).integers(0, 256, self.source.array.shape, np.uint8)
         if isinstance(transport, str):
-            transport = make_transport(transport, self.source)
+            transport = make_transport(transport, self.source, layout)
         pool: SharedPool | None = None
         if isinstance(transport, ShmTransport):
             pool = SharedPool(num_blocks * size)
@@ -168,13 +168,13 @@ class HandOver:
         assert self.sender.num_transfers == 0
 
 
-def make_transport(name: str, source: BlockStore | None = None) -> Transport:
+def make_transport(name: str, source: BlockStore | None = None, layout: KVLayout = LAYOUT) -> Transport:
     """`source`: what is sent; the collective transport wants to know it."""
     if name == "shm":
-        return ShmTransport(LAYOUT)
+        return ShmTransport(layout)
     if name in ("memory", "late reader"):
         return MemoryTransport(reads_late=name == "late reader")
-    wire = GrpcTransport(LAYOUT.block_bytes)
+    wire = GrpcTransport(layout.block_bytes)
     return wire if source is None or name == wire.name else CollectiveTransport(source, wire)
 
 
@@ -200,10 +200,10 @@ class Meddling:
         self._numbers = count()
 
     def connect(self, way: Way, events: ConnectionEvents) -> Connection:
-        return _Meddled(self._inner.connect(way, events), self._meddle, self._numbers)
+        return Meddled(self._inner.connect(way, events), self._meddle, self._numbers)
 
 
-class _Meddled:
+class Meddled:
     def __init__(self, inner: Connection, meddle: Meddle, numbers: Iterator[int]) -> None:
         self.is_remote_writer = inner.is_remote_writer
         self.reads_until_answered = inner.reads_until_answered
