@@ -120,6 +120,8 @@ async def test_a_cancel_at_each_moment_gives_every_block_back(
             await until(serves.is_idle)
         work.append(asyncio.ensure_future(asyncio.sleep(0)))  # what is left to cancel
         await works(serves, reference)
+        (p,) = serves.of(Role.PREFILL)
+        assert [used.transport for used in p.describe().kv_routes] == [transport]
 
 
 @pytest.mark.parametrize("transport", TRANSPORTS)
@@ -165,6 +167,7 @@ async def test_a_prompt_that_waits_for_longer_than_its_lease_keeps_it(
         p._loop.call(lambda _: busy.wait(3 * LEASE_S))  # the engine does something else
         await works(serves, reference)
         assert d.describe().counters.num_expired_leases == 0
+        assert [used.transport for used in p.describe().kv_routes] == [transport]
 
 
 @pytest.mark.parametrize("transport", TRANSPORTS)
