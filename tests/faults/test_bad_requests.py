@@ -283,6 +283,8 @@ async def test_a_workers_caller_that_checks_nothing_harms_its_own_sequence_only(
     fine = asyncio.create_task(way.generate(spec(prompt(20), 200)))
 
     async def harms(change: str) -> None:
+        held = spec(prompt(30), 5)
+        reservation = (await way.decoder.reserve(held)).reservation
         sequence = spec(prompt(30), 5, transfer_id=held.transfer_id)
         sequence.sampling.temperature = 1.0
         spoil(sequence, change)
@@ -291,13 +293,11 @@ async def test_a_workers_caller_that_checks_nothing_harms_its_own_sequence_only(
         sequence.transfer_id += "-"
         with pytest.raises(InvalidArgument):
             await way.decoder.reserve(sequence)
+        await way.decoder.release(held)
 
-    held = spec(prompt(30), 5)
-    reservation = (await way.decoder.reserve(held)).reservation
     for change in ("top_k", "bias", "stop id", "nan", "top_p"):
         await harms(change)
     assert len((await fine).ids) == 200
-    await way.decoder.release(held)
 
 
 def spoil(sequence: worker_pb2.SequenceSpec, change: str) -> None:

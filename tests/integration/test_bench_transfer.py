@@ -128,7 +128,7 @@ def test_ctrl_c_leaves_nothing_behind(folder: Path, tmp_path: Path, moment: str)
     assert process.returncode == 130
     assert "interrupted" in said
     assert "Traceback" not in said
-    assert wait_until(lambda: not any(map(_command, below)), timeout_s=10)
+    assert wait_until(lambda: not any(map(_command, below)), timeout_s=40)
     assert not list((tmp_path / "pdserve").glob("*/cluster.json"))
 
 

@@ -117,7 +117,7 @@ async def test_p_stopped_in_the_middle_is_unavailable_and_d_is_clean_within_a_se
 
 async def test_d_stopped_in_the_middle_is_unavailable_for_p_and_router(cluster: Cluster) -> None:
     decode = await cluster.decode_worker()
-    prefill = await cluster.prefill_worker(max_num_batched_tokens=16, num_blocks=200)
+    prefill = await cluster.prefill_worker(max_num_batched_tokens=4, num_blocks=200)
     way = Route(cluster.prefill_stub(prefill), await cluster.subscribe(decode))
     sequence = spec(prompt(900))
     reserved = await way.decoder.reserve(sequence)
