@@ -128,7 +128,7 @@ def test_ctrl_c_ends_the_other_engine_too(folder: Path, tmp_path: Path) -> None:
 
     def is_asking() -> bool:
         children[:] = psutil.Process(process.pid).children()
-        return any("vllm_script" in " ".join(child.cmdline()) for child in children)
+        return any("vllm_script" in _command(child) for child in children)
 
     try:
         assert wait_until(is_asking, timeout_s=100)
@@ -161,3 +161,11 @@ def _is_running(process: psutil.Process) -> bool:
         return process.status() != psutil.STATUS_ZOMBIE
     except psutil.NoSuchProcess:
         return False
+
+
+def _command(process: psutil.Process) -> str:
+    """Nothing for one that has ended, a zombie included."""
+    try:
+        return " ".join(process.cmdline())
+    except psutil.NoSuchProcess:
+        return ""
