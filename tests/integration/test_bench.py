@@ -18,6 +18,7 @@ from pdserve.bench.errors import BenchError
 from pdserve.cli.app import app
 from tests.integrity import wait_until
 from tests.models import tiny_model
+from tests.processes import command_of
 from tests.unit.bench.fake_vllm import fake_interpreter
 
 REAL_VLLM = os.environ.get("PDSERVE_TEST_VLLM_PYTHON")
@@ -128,7 +129,7 @@ def test_ctrl_c_ends_the_other_engine_too(folder: Path, tmp_path: Path) -> None:
 
     def is_asking() -> bool:
         children[:] = psutil.Process(process.pid).children()
-        return any("vllm_script" in _command(child) for child in children)
+        return any("vllm_script" in command_of(child) for child in children)
 
     try:
         assert wait_until(is_asking, timeout_s=100)
@@ -140,7 +141,7 @@ def test_ctrl_c_ends_the_other_engine_too(folder: Path, tmp_path: Path) -> None:
     assert process.returncode == 130
     assert "interrupted" in said
     assert "Traceback" not in said
-    assert wait_until(lambda: not any(map(_is_running, children)), timeout_s=30)
+    assert wait_until(lambda: not any(map(command_of, children)), timeout_s=30)
 
 
 @pytest.mark.skipif(REAL_VLLM is None, reason="PDSERVE_TEST_VLLM_PYTHON names no interpreter with vLLM")
@@ -153,19 +154,3 @@ def test_the_real_vllm_runs_the_same_rows(tmp_path: Path) -> None:
     told = json.loads(done.stdout)
     assert [row["vllm_tok_s"] > 0 for row in told["rows"]] == [True, True]
     assert told["vllm"]["idle_load"] < 0.05
-
-
-def _is_running(process: psutil.Process) -> bool:
-    """A zombie waits for whoever adopted it, and does nothing any more."""
-    try:
-        return process.status() != psutil.STATUS_ZOMBIE
-    except psutil.NoSuchProcess:
-        return False
-
-
-def _command(process: psutil.Process) -> str:
-    """Nothing for one that has ended, a zombie included."""
-    try:
-        return " ".join(process.cmdline())
-    except psutil.NoSuchProcess:
-        return ""

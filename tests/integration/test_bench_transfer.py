@@ -18,6 +18,7 @@ from pdserve.bench.transfer_plan import Plan, parse_tokens
 from pdserve.cli.app import app
 from tests.integrity import wait_until
 from tests.models import tiny_model
+from tests.processes import command_of
 
 ALL = ["shm", "collective", "grpc"]
 COMMAND = (sys.executable, "-m", "pdserve.cli.main", "bench", "transfer")
@@ -116,7 +117,7 @@ def test_ctrl_c_leaves_nothing_behind(folder: Path, tmp_path: Path, moment: str)
 
     def has_begun() -> bool:
         below.update(psutil.Process(process.pid).children(recursive=True))
-        return any(moment in _command(each) for each in below)
+        return any(moment in command_of(each) for each in below)
 
     try:
         assert wait_until(has_begun, timeout_s=100)
@@ -128,13 +129,5 @@ def test_ctrl_c_leaves_nothing_behind(folder: Path, tmp_path: Path, moment: str)
     assert process.returncode == 130
     assert "interrupted" in said
     assert "Traceback" not in said
-    assert wait_until(lambda: not any(map(_command, below)), timeout_s=40)
+    assert wait_until(lambda: not any(map(command_of, below)), timeout_s=40)
     assert not list((tmp_path / "pdserve").glob("*/cluster.json"))
-
-
-def _command(process: psutil.Process) -> str:
-    """Nothing for one that has ended."""
-    try:
-        return " ".join(process.cmdline())
-    except psutil.NoSuchProcess:
-        return ""
