@@ -14,12 +14,9 @@ from engine.kv_pool import KVPool
 from engine.layout import DTYPES
 from engine.loading import LoadedModel
 from engine.module_run import ModuleRun
-from engine.native.verify import answer
+from engine.native.verify import BLOCK_SIZE, answer
 
 log = logging.getLogger(__name__)
-
-# Of the pool of a trial.
-_BLOCK_SIZE = 16
 
 
 def cuda_run(model: LoadedModel, module: torch.nn.Module, pool: KVPool) -> CudaRun | None:
@@ -49,7 +46,7 @@ def _lose(model: LoadedModel, lost: str, reason: str) -> None:
 
 def _why_not(model: LoadedModel, module: torch.nn.Module, run: CudaRun) -> str | None:
     """What goes wrong when `run` is tried; None if nothing does."""
-    tokens = model.layout(_BLOCK_SIZE), model.vocab_size, model.max_model_len, model.device
+    tokens = model.layout(BLOCK_SIZE), model.vocab_size, model.max_model_len, model.device
     expected = answer(ModuleRun(module).run, *tokens)
     try:
         answer(run.run, *tokens).check(expected, DTYPES[model.dtype])

@@ -24,13 +24,11 @@ from engine.native.build import NativeUnavailable
 from engine.native.decoder import NativeDecoder
 from engine.native.library import NativeLibrary
 from engine.native.load import Compile, NativeDiffers, library_for, make_decoder
+from engine.native.verify import BLOCK_SIZE
 from engine.packed_linear import can_pack, pack_linears
 from engine.weights import no_progress, resolve_model
 
 log = logging.getLogger(__name__)
-
-# Of the pool in which a decoder is verified.
-_BLOCK_SIZE = 16
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,7 +110,7 @@ def _with_decoder(
         module,
         ModuleRun(module).run,
         shape.sliding_windows,
-        model.layout(_BLOCK_SIZE),
+        model.layout(BLOCK_SIZE),
         model.max_model_len,
         library,
     )

@@ -70,10 +70,6 @@ class Scheduler:
     def add(self, sequence: Sequence) -> None:
         self.waiting[sequence.sequence_id] = sequence
 
-    def add_running(self, sequence: Sequence) -> None:
-        """Its KV is in place already."""
-        self._run(sequence)
-
     def reserve(self, token_ids: list[int], max_kv_tokens: int) -> BlockReservation:
         """Blocks and a running place for a sequence whose KV comes from elsewhere. Every full block of it may
         be a prefix hit: its last token was drawn, and its logits are not needed here. NoRoom otherwise.
@@ -200,11 +196,11 @@ class Scheduler:
         sequence.num_registered_blocks = len(hits)
         if sequence.num_cached_tokens is None:
             sequence.num_cached_tokens = min(sequence.num_computed_tokens, sequence.num_prompt_tokens)
-        self._run(sequence)
+        self.add_running(sequence)
         return True
 
-    def _run(self, sequence: Sequence) -> None:
-        """One that was preempted may be older than some that run."""
+    def add_running(self, sequence: Sequence) -> None:
+        """It has its blocks. One that was preempted may be older than some that run."""
         youngest = next(reversed(self.running.values()), sequence)
         sequence.move(SequenceState.RUNNING)
         self.running[sequence.sequence_id] = sequence

@@ -13,7 +13,8 @@ from engine.layout import KVLayout
 from engine.native.build import NativeUnavailable
 
 _NUM_TOKENS = 21
-_BLOCK_SIZE = 16
+# Of the pools in which they are computed.
+BLOCK_SIZE = 16
 _CPU = torch.device("cpu")
 # Of the length of the difference to the logits' own. bfloat16 rounds at other places than the module does.
 _TOLERANCE = {torch.float32: 1e-3, torch.bfloat16: 0.1, torch.float16: 0.02}
@@ -46,7 +47,7 @@ def answer(
     generator = torch.Generator().manual_seed(0)
     num_tokens = min(_NUM_TOKENS, max_model_len)
     token_ids = torch.randint(0, vocab_size, (num_tokens,), generator=generator).tolist()
-    num_blocks = -(-num_tokens // _BLOCK_SIZE)
+    num_blocks = layout.num_blocks_for(num_tokens)
     pool = KVPool(layout, num_blocks, device)
     table = range(num_blocks)[::-1]
     chunk = BatchRow(token_ids[:-1], 0, table)
