@@ -16,6 +16,7 @@ import yaml
 
 from cluster import ending
 from cluster.state import read_record
+from pdserve.bench.child import running
 from pdserve.bench.errors import BenchError
 
 _PDSERVE = (sys.executable, "-m", "pdserve.cli.main")
@@ -44,8 +45,16 @@ def own_cluster(part: str, config: Mapping[str, object], say: Callable[[str], No
 
 
 def _up(file: Path) -> None:
-    """In a session of its own: Ctrl-C is ours to handle. When it is interrupted, it ends what it started."""
-    process = subprocess.Popen(
+    with running(lambda: _start_up(file), _end_up) as process:
+        _, told = process.communicate()
+    if process.returncode != 0:
+        lines = [line for line in told.splitlines() if line.strip()]
+        raise BenchError(lines[-1].removeprefix("error: ") if lines else "the cluster did not start")
+
+
+def _start_up(file: Path) -> subprocess.Popen[str]:
+    """In a session of its own: Ctrl-C is ours to handle."""
+    return subprocess.Popen(
         [*_PDSERVE, "up", str(file)],
         stdin=subprocess.DEVNULL,
         stdout=subprocess.DEVNULL,
@@ -53,15 +62,13 @@ def _up(file: Path) -> None:
         text=True,
         start_new_session=True,
     )
-    try:
-        _, told = process.communicate()
-    except BaseException:
+
+
+def _end_up(process: subprocess.Popen[str]) -> None:
+    """When it is interrupted, it ends what it started."""
+    if process.poll() is None:
         process.send_signal(signal.SIGTERM)
         process.communicate()
-        raise
-    if process.returncode != 0:
-        lines = [line for line in told.splitlines() if line.strip()]
-        raise BenchError(lines[-1].removeprefix("error: ") if lines else "the cluster did not start")
 
 
 def _free_port() -> int:

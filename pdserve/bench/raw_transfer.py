@@ -18,6 +18,7 @@ from kv_transfer.layout import KVLayout
 from kv_transfer.send_queue import SenderConfig
 from kv_transfer.verify import Verify
 from pdserve.bench.bare import RECEIVERS, BareReceiver
+from pdserve.bench.child import running
 from pdserve.bench.errors import BenchError
 from pdserve.bench.sending_process import Settings
 from pdserve.bench.transfer_ends import ReceivingEnd
@@ -108,11 +109,10 @@ def raw_bench(
         num_blocks=max_blocks,
         layout=asdict(layout),
     )
-    process = _start(settings)
     try:
-        yield RawBench(end, bare, process, layout)
+        with running(lambda: _start(settings), _end) as process:
+            yield RawBench(end, bare, process, layout)
     finally:
-        _end(process)
         bare.stop()
         end.stop()
 

@@ -16,6 +16,7 @@ from typing import IO
 
 import psutil
 
+from pdserve.bench.child import running
 from pdserve.bench.errors import VllmError
 from pdserve.bench.subject import Timed
 
@@ -144,34 +145,18 @@ def running_vllm(interpreter: Path, settings: VllmSettings) -> Iterator[VllmProc
     """Ends it afterwards, whatever happens. Raises VllmError, which names the log that is left then."""
     descriptor, name = tempfile.mkstemp(prefix="pdserve-bench-vllm-", suffix=".log")
     log = Path(name)
-    process: subprocess.Popen[str] | None = None
     try:
-        try:
-            with os.fdopen(descriptor, "wb") as log_file, _interrupts_wait():
-                process = _start(interpreter, settings, log_file)
+        with (
+            os.fdopen(descriptor, "wb") as log_file,
+            running(lambda: _start(interpreter, settings, log_file), _end) as process,
+        ):
             yield VllmProcess(process)
-        finally:
-            if process is not None:
-                _end(process)
     except VllmError as error:
         raise VllmError(f"vLLM in {interpreter}: {error}{_last_words(log)}") from error
     except BaseException:
         log.unlink()
         raise
     log.unlink()
-
-
-@contextmanager
-def _interrupts_wait() -> Iterator[None]:
-    """Ctrl-C is raised behind it: a process that has just been started and has no name yet would be lost."""
-    told: list[int] = []
-    before = signal.signal(signal.SIGINT, lambda number, _: told.append(number))
-    try:
-        yield
-    finally:
-        signal.signal(signal.SIGINT, before)
-    if told:
-        raise KeyboardInterrupt
 
 
 def _start(interpreter: Path, settings: VllmSettings, log: IO[bytes]) -> subprocess.Popen[str]:
