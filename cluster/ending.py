@@ -3,20 +3,23 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Callable
 
 from cluster.errors import PartError, StateError
 from cluster.nodes.local_ray import QUIET, remove_folder
 from cluster.nodes.processes import end
 from cluster.state import ClusterRecord, forget, locked
+from cluster.undisturbed import undisturbed
 from kv_transfer.socket_folder import remove_left_overs
 
 # For the router to refuse new requests and everybody to close; Ray's own processes take ever so long.
 GRACE_S = 1.5
 
 
-def down(record: ClusterRecord) -> None:
-    """Raises StateError if something will not end."""
-    with locked(record.name):
+def down(record: ClusterRecord, tell: Callable[[str], None]) -> None:
+    """Raises StateError if something will not end. `tell` answers Ctrl-C; the third one raises
+    KeyboardInterrupt, and the record stays: another `down` ends the rest."""
+    with locked(record.name), undisturbed(tell):
         end_cluster(record)
 
 

@@ -5,12 +5,9 @@ failed in the words of the part that failed.
 from __future__ import annotations
 
 import os
-import signal
 import socket
 import threading
-from collections.abc import Iterator
 from concurrent.futures import Future
-from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -37,6 +34,7 @@ from cluster.state import (
     write_record,
     write_whole,
 )
+from cluster.undisturbed import undisturbed
 from engine.errors import ModelError
 from engine.weights import resolve_model
 from router.config import RouterConfig
@@ -55,7 +53,10 @@ class Launched:
 
 
 def up(config: ClusterConfig, progress: Progress) -> Launched:
-    """Returns when a request can be served. Raises LaunchError or StateError; leaves nothing behind then."""
+    """Returns when a request can be served. Raises LaunchError or StateError; leaves nothing behind then.
+
+    Ctrl-C leaves nothing either, until it is pressed so often that the record is all there is to end it by.
+    """
     refuse_early(config)
     with locked(config.name) as folder:
         _refuse_a_second(config.name)
@@ -67,7 +68,7 @@ def up(config: ClusterConfig, progress: Progress) -> Launched:
         except BaseException as error:
             # Ctrl-C included. The record on disk knows more than ours: it is written at every step.
             is_failure = isinstance(error, Exception)
-            with _no_interrupt():
+            with undisturbed(lambda word: progress("cluster", word)):
                 how = "failed" if is_failure else "interrupted"
                 progress("cluster", f"{how}: ending what was started")
                 end_cluster(read_record(config.name) or record)
@@ -176,15 +177,3 @@ def refuse_a_taken_port(address: str) -> None:
             probe.bind((host, port))
         except OSError as error:
             raise LaunchError(f"router.grpc: {address} cannot be used: {error.strerror}") from error
-
-
-@contextmanager
-def _no_interrupt() -> Iterator[None]:
-    """A second Ctrl-C or SIGTERM shall not stop the cleaning up."""
-    numbers = (signal.SIGINT, signal.SIGTERM)
-    before = [signal.signal(number, signal.SIG_IGN) for number in numbers]
-    try:
-        yield
-    finally:
-        for number, handler in zip(numbers, before, strict=True):
-            signal.signal(number, handler)

@@ -41,7 +41,7 @@ def own_cluster(part: str, config: Mapping[str, object], say: Callable[[str], No
     finally:
         record = read_record(name)
         if record is not None:
-            ending.down(record)
+            ending.down(record, say)
 
 
 def _up(file: Path) -> None:

@@ -22,6 +22,11 @@ def write(text: str) -> None:
     sys.stdout.flush()
 
 
+def left_behind(name: str) -> str:
+    """For somebody who did not want to wait for a cluster's end."""
+    return f"interrupted: a part of it may still run; this ends the rest: pdserve down {name}"
+
+
 def error_line(error: BaseException) -> None:
     err.print("[bold red]error:[/]", end=" ")
     err.print(_in_words(error), markup=False)

@@ -43,7 +43,7 @@ def demo() -> None:
         out.print(timings_table(answers))
         out.print()
     finally:
-        ending.down(find_cluster(launched.name))
+        ending.down(find_cluster(launched.name), err.print)
         err.print("everything that was started has been ended")
     if "Paris" not in answers[0].text:
         raise ClusterError(f"the answer should name Paris: {answers[0].text!r}")

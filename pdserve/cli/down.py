@@ -9,7 +9,7 @@ import typer
 from cluster import ending
 from cluster.errors import StateError
 from cluster.state import ClusterRecord, read_record, running_clusters, state_root
-from pdserve.cli.console import out
+from pdserve.cli.console import INTERRUPTED, err, left_behind, out
 
 Cluster = Annotated[str | None, typer.Argument(metavar="NAME", help="Default: the only one that runs here.")]
 
@@ -25,7 +25,11 @@ def down(name: Cluster = None) -> None:
     if record is None:
         out.print(f'the cluster "{name}" is down already' if name else "no cluster runs here: nothing to end")
         return
-    ending.down(record)
+    try:
+        ending.down(record, err.print)
+    except KeyboardInterrupt:
+        err.print(left_behind(record.name))
+        raise typer.Exit(INTERRUPTED) from None
     out.print(f"{record.name} is down")
 
 

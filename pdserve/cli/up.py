@@ -14,7 +14,8 @@ import typer
 from cluster.config import split_address
 from cluster.config_file import load_config
 from cluster.nodes.network import is_loopback
-from pdserve.cli.console import INTERRUPTED, err, out
+from cluster.state import read_record
+from pdserve.cli.console import INTERRUPTED, err, left_behind, out
 from pdserve.cli.steps import shown_steps
 
 File = Annotated[
@@ -47,7 +48,9 @@ def up(file: File) -> None:
 
             launched = launch.up(config, tell)
         except KeyboardInterrupt:
-            err.print("interrupted: all that was started has been ended")
+            is_ended = read_record(config.name) is None
+            ended = "interrupted: all that was started has been ended"
+            err.print(ended if is_ended else left_behind(config.name))
             raise typer.Exit(INTERRUPTED) from None
     out.print(
         f"[bold green]{launched.name}[/] serves gRPC at [bold]{launched.router}[/] "

@@ -10,7 +10,9 @@ from pathlib import Path
 
 import pytest
 
+from cluster.nodes.processes import is_running
 from tests.cluster.commands import Commands, free_port, write_config
+from tests.integrity import wait_until
 from tests.models import tiny_model
 
 pytestmark = [pytest.mark.cluster, pytest.mark.timeout(200)]
@@ -85,9 +87,11 @@ def test_an_interrupted_up_leaves_nothing(commands: Commands, number: signal.Sig
     try:
         _read_until(process, "loading libraries")
         process.send_signal(number)
+        _read_until(process, "interrupted: ending what was started")
+        process.send_signal(number)
         _, told = process.communicate(timeout=60)
         assert process.returncode == 128 + number
-        assert "interrupted: ending what was started" in told
+        assert "still ending" in told
         assert "Traceback" not in told
     finally:
         process.kill()
@@ -103,8 +107,37 @@ def test_down_cleans_up_after_an_up_that_was_killed(commands: Commands) -> None:
     finally:
         process.kill()
         process.communicate()
-    assert commands.processes("killed") != []
-    assert "killed is down" in commands.succeed("down", "killed")
+    ending = _down_in_the_middle(commands, "killed")
+    ending.send_signal(signal.SIGINT)
+    said, told = ending.communicate(timeout=60)
+    assert "still ending" in told
+    assert (ending.returncode, said) == (0, "killed is down\n")
+
+
+@pytest.mark.full
+def test_what_a_down_that_was_stopped_leaves_the_next_one_ends(commands: Commands) -> None:
+    path = write_config(commands.home, "half", free_port())
+    assert commands.run("up", str(path)).returncode == 0
+    ending = _down_in_the_middle(commands, "half")
+    try:
+        for answer in ("twice more", "once more"):
+            ending.send_signal(signal.SIGINT)
+            _read_until(ending, answer)
+        ending.send_signal(signal.SIGINT)
+        _, told = ending.communicate(timeout=60)
+    finally:
+        ending.kill()
+    assert ending.returncode == 130
+    assert "this ends the rest: pdserve down half" in told
+    assert "half is down" in commands.succeed("down", "half")
+
+
+def _down_in_the_middle(commands: Commands, name: str) -> subprocess.Popen[str]:
+    """It has begun to end processes, and others are left."""
+    before = commands.processes(name)
+    ending = commands.start("down", name)
+    assert wait_until(lambda: not all(map(is_running, before)), timeout_s=60)
+    return ending
 
 
 def _read_until(process: subprocess.Popen[str], words: str) -> None:
