@@ -38,7 +38,8 @@ class Outbound:
         # Where it goes: the way that was taken, once that is known.
         self.way = ways[0]
         self.bytes_sent = 0
-        self._ways = ways
+        # What it was to choose from, the best first.
+        self.ways = ways
         self._transports = transports
         self._layout = layout
         self._blocks = blocks
@@ -192,7 +193,7 @@ class Outbound:
     def _connect(self) -> Connection:
         """By the first way that can be used. Raises Unavailable."""
         reasons: list[str] = []
-        for way in self._ways:
+        for way in self.ways:
             try:
                 connection = self._transports[way.transport].connect(way, self)
             except WayUnusable as error:

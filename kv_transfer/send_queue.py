@@ -42,6 +42,8 @@ class SenderConfig:
     verify: Verify | None = None
     # A peer that answers nothing for so long is lost.
     ack_timeout_s: float = 10.0
+    # For how long a way that broke is not used, the first time; the peer is reached by another.
+    broken_way_pause_s: float = 60.0
 
 
 _IN_FRAME_BYTES = 2 * 1024 * 1024

@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from concurrent.futures import Future
 
 from kv_transfer.blocks import BlockStore
+from kv_transfer.broken_ways import BrokenWays
 from kv_transfer.counters import TransferCounts, TransportCounters
 from kv_transfer.layout import KVLayout
 from kv_transfer.outbound import Outbound
@@ -38,8 +39,7 @@ class Sender:
         self._config = config or SenderConfig()
         self._lock = threading.Lock()
         self._outbounds: dict[_Peer, list[Outbound]] = {}
-        # (D's process, transport) of ways that failed once.
-        self._broken: set[tuple[str, str]] = set()
+        self._broken = BrokenWays(self._config.broken_way_pause_s)
         # Of connections that have ended.
         self._past_bytes_sent = 0
         self.counters = TransportCounters()
@@ -103,22 +103,28 @@ class Sender:
                 raise Unavailable("the prefill worker stops", reason="STOPPING")
             for lost in [each for each in self._outbounds.get(peer, ()) if each.is_lost]:
                 self._drop(peer, lost)
-            channels = self._outbounds.get(peer, [])
+            ways = self._ways(target)
+            all_channels = self._outbounds.get(peer, [])
+            channels = [each for each in all_channels if each.ways == ways]
+            for other in all_channels:
+                if other not in channels and other.num_transfers == 0:
+                    other.on_lost(Unavailable("another way is to be tried", reason="OTHER_WAY"))
             idlest = min(channels, key=lambda each: each.num_transfers, default=None)
             is_free = idlest is not None and idlest.num_transfers == 0
             if idlest is not None and (is_free or len(channels) >= self._config.num_channels):
                 return idlest
-            ways = self._ways(target)
             made = Outbound(ways, self._transports, self._layout, self._blocks, self._config, self._forget)
-            self._outbounds[peer] = [*channels, made]
+            self._outbounds[peer] = [*all_channels, made]
             return made
 
     def _ways(self, target: PushTarget) -> tuple[Way, ...]:
+        """Those that can be used, less those that broke not long ago."""
         known = [way for way in target.ways if way.transport in self._transports]
         if not known:
             offered = ", ".join(way.transport for way in target.ways)
             raise FailedPrecondition(f"no such transport here: {offered}", reason="WRONG_TRANSPORT")
-        whole = [way for way in known if (target.instance_id, way.transport) not in self._broken]
+        instance_id = target.instance_id
+        whole = [way for way in known if not self._broken.is_avoided(instance_id, way.transport)]
         return tuple(whole or known)
 
     def _forget(self, ended: Outbound) -> None:
@@ -138,4 +144,4 @@ class Sender:
             self._routes.pop(peer[0], None)
         self._past_bytes_sent += lost.bytes_sent
         if lost.is_way_broken:
-            self._broken.add((peer[0], lost.way.transport))
+            self._broken.add(peer[0], lost.way.transport)

@@ -3,7 +3,7 @@
     P  Blocks header ──▶ D posts the receive ──▶ "posted" ──▶ P sends the payload ──▶ D answers the frame
 
 Headers go ahead of payloads, so the next receive is posted while a payload is on its way; payloads keep their
-order. A pair that breaks takes its connection with it, and the sender goes by another way from then on.
+order. A pair that breaks takes its connection with it, and the sender goes by another way for a while.
 """
 
 from __future__ import annotations

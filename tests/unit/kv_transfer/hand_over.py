@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack
 from functools import partial
 from itertools import count
@@ -86,9 +86,11 @@ class HandOver:
         is_remote_writer: bool = False,
         verify: Verify | None = None,
         meddle: Meddle | None = None,
+        spare: Transport | None = None,
     ) -> None:
         """`transport`: one, or the name of one. `is_remote_writer`: P writes D's blocks by itself (the memory
-        transport only). `meddle` stands between the sender and its connections.
+        transport only). `meddle` stands between the sender and its connections. `spare`: of the way that D
+        offers after it.
         """
         size = layout.block_bytes
         self.layout = layout
@@ -111,14 +113,17 @@ class HandOver:
             transport.listen("decode", self.receiver, self.target if is_remote_writer else None)
             self._stop_listening = partial(transport.close, "decode")
         else:
+            names = [each.name for each in (transport, spare) if each is not None]
             server = self._server(transport, pool)
             server.start()
-            self.ways = tuple(way for way in server.ways if way.transport == transport.name)
+            self.ways = tuple(way for way in server.ways if way.transport in names)
             self._stop_listening = server.stop
             self._cleanup.callback(self.stop_listening)
         self.address = self.ways[0].address
         used = Meddling(transport, meddle) if meddle is not None else transport
-        transports: Mapping[str, Transport] = {transport.name: used}
+        transports: dict[str, Transport] = {transport.name: used}
+        if spare is not None:
+            transports[spare.name] = spare
         self.sender = Sender(layout, self.source, transports, config)
         self._cleanup.callback(self.sender.close)
 

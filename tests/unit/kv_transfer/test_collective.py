@@ -20,12 +20,13 @@ from kv_transfer.blocks import BufferBlocks
 from kv_transfer.frame import TransferKey
 from kv_transfer.receiver import Receiver
 from kv_transfer.reservation_table import ReservationTable
+from kv_transfer.send_queue import SenderConfig
 from kv_transfer.transport.collective import CollectiveTransport
 from kv_transfer.transport.collective_server import CollectiveStreams
 from kv_transfer.transport.grpc import GrpcPushServer, GrpcTransport
 from kv_transfer.transport.inbound_pair import PairTimeouts
 from kv_transfer.ways import Way, WayUnusable
-from pdserve.v1.errors import Aborted
+from pdserve.v1.errors import Aborted, Unavailable
 from tests.integrity import wait_until
 from tests.unit.kv_transfer.hand_over import INSTANCE, LAYOUT, WAIT_S, Events, HandOver
 from tests.unit.kv_transfer.pair_process import LAYOUT as LARGE
@@ -153,6 +154,45 @@ def test_a_pair_that_breaks_leaves_the_next_transfer_to_grpc(decode: Decode) -> 
     assert decode.answer() == "WAY_BROKEN"
     decode.events.wait_for("freed", key)
     assert decode.ship("c") == "grpc"
+
+
+def test_a_pair_that_broke_is_made_anew_after_a_pause() -> None:
+    config, spare = SenderConfig(broken_way_pause_s=2.0), GrpcTransport(LAYOUT.block_bytes)
+    with HandOver("collective", config=config, spare=spare) as both:
+
+        def ship(name: str) -> str:
+            target = both.reserve(name, (0, 1))
+            both.send_all(target, (0, 1)).done.result(WAIT_S)
+            assert both.table.consume(target.key) is not None
+            return both.sender.routes()[INSTANCE]
+
+        assert ship("a") == "collective"
+        (inbound,) = (each for each in threading.enumerate() if each.name == "kv-announced")
+        inbound._pair.abort()  # type: ignore[attr-defined]
+        target = both.reserve("b", (0, 1))
+        with pytest.raises(Unavailable) as caught:
+            both.send_all(target, (0, 1)).done.result(WAIT_S)
+        assert caught.value.reason == "WAY_BROKEN"
+        broke_at = time.monotonic()
+        both.events.wait_for("freed", target.key)
+        assert ship("c") == "grpc" or time.monotonic() > broke_at + 2.0
+        assert wait_until(lambda: time.monotonic() > broke_at + 2.1)
+        assert ship("d") == "collective"
+        # What was used meanwhile is closed.
+        assert wait_until(lambda: len(both.sender._all()) == 1)
+
+
+def test_a_second_transfer_waits_its_turn_on_the_pair() -> None:
+    """One pair for the two processes, whatever is to be sent."""
+    with HandOver("collective", LARGE, 2 * NUM_BLOCKS) as both:
+        both.source.array &= 0x3F
+        targets = [both.reserve(name, (2 * n, 2 * n + 1)) for n, name in enumerate("ab")]
+        transfers = [both.send_all(each, (2 * n + 1, 2 * n)) for n, each in enumerate(targets)]
+        for target, transfer in zip(targets, transfers, strict=True):
+            transfer.done.result(WAIT_S)
+            assert both.table.consume(target.key) is not None
+        assert (both.target.array == both.source.array[[1, 0, 3, 2]]).all()
+        assert pair_threads().count("kv-announced") == 1
 
 
 def test_an_abort_in_flight_holds_the_source_until_the_answer_and_spares_the_pair() -> None:
