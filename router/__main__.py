@@ -1,7 +1,8 @@
 """`python -m router --config FILE.json`: one router process.
 
-Prints one JSON line, {"grpc": "host:port"}, when its port is bound. Ends when its stdin closes (whoever
-started it is gone) or on SIGTERM or SIGINT, after a short time for requests in flight.
+Prints one JSON line, {"grpc": "host:port", "http": "host:port" or null}, when its ports are bound. Ends
+when its stdin closes (whoever started it is gone) or on SIGTERM or SIGINT, after a short time for requests
+in flight.
 """
 
 from __future__ import annotations
@@ -18,8 +19,9 @@ from pathlib import Path
 
 from pydantic import ValidationError
 
+from router.bind import CannotBind
 from router.config import RouterConfig, read_config
-from router.front.server import CannotBind, RouterServer
+from router.front.server import RouterServer
 from router.router import Router
 from router.text.model_folder import ModelFolderError
 
@@ -34,7 +36,7 @@ async def serve(config: RouterConfig) -> None:
         loop.add_signal_handler(number, stop.set)
     _stop_at_end_of_stdin(loop, stop)
     async with RouterServer(Router(config)) as server:
-        _say({"grpc": server.address})
+        _say({"grpc": server.address, "http": server.http_address})
         stopping = asyncio.ensure_future(stop.wait())
         failing = asyncio.ensure_future(server.router.tasks.wait_failed())
         await asyncio.wait({stopping, failing}, return_when=asyncio.FIRST_COMPLETED)
@@ -54,7 +56,7 @@ def _stop_at_end_of_stdin(loop: asyncio.AbstractEventLoop, stop: asyncio.Event) 
     threading.Thread(target=wait, name="stdin", daemon=True).start()
 
 
-def _say(line: dict[str, str]) -> None:
+def _say(line: dict[str, str | None]) -> None:
     sys.stdout.write(json.dumps(line) + "\n")
     sys.stdout.flush()
 

@@ -1,7 +1,7 @@
-"""n > 1: n sequences of one request as one stream.
+"""Several sequences as one stream: n > 1, or a list of prompts.
 
-The first runs ahead until its prompt lies in both workers' prefix caches; the others then hit it there.
-One that fails ends all.
+Of n sequences the first runs ahead until its prompt lies in both workers' prefix caches; the others then
+hit it there. One that fails ends all.
 """
 
 from __future__ import annotations
@@ -9,49 +9,61 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncGenerator, Callable, Sequence
 from contextlib import aclosing
+from dataclasses import replace
 
 from router.outputs import Output
 from router.request import Request
 
 Generate = Callable[[Request], AsyncGenerator[Output, None]]
+Outputs = AsyncGenerator[Output, None]
 
 
-async def merged(requests: Sequence[Request], generate: Generate) -> AsyncGenerator[Output, None]:
-    """Outputs as they come; those of one sequence in order. A slow reader holds all of them back."""
-    queue: asyncio.Queue[Output] = asyncio.Queue(maxsize=1)
-    first = requests[0]
+def first_then_others(requests: Sequence[Request], generate: Generate) -> Outputs:
+    """The n sequences of one request."""
+    first, *others = requests
+    return merged([generate(first), *(_when_warm(first, generate(other)) for other in others)])
 
-    async def pump(request: Request) -> None:
-        if request is not first:
-            await first.is_warm.wait()
-        async with aclosing(generate(request)) as outputs:
-            async for output in outputs:
-                await queue.put(output)
 
-    pumps = {asyncio.create_task(pump(request)) for request in requests}
-    try:
-        async for output in _until_all_end(queue, pumps):
+async def _when_warm(first: Request, outputs: Outputs) -> Outputs:
+    async with aclosing(outputs):
+        await first.is_warm.wait()
+        async for output in outputs:
             yield output
+
+
+async def numbered_from(start: int, outputs: Outputs) -> Outputs:
+    """The same outputs, their indices counted from `start`."""
+    async with aclosing(outputs):
+        async for output in outputs:
+            yield replace(output, index=start + output.index)
+
+
+async def merged(streams: Sequence[Outputs]) -> Outputs:
+    """Outputs as they come; those of one stream in order. A slow reader holds all of them back."""
+    arrivals: asyncio.Queue[Output | asyncio.Task[None]] = asyncio.Queue()
+    room = asyncio.Semaphore(1)
+
+    async def pump(outputs: Outputs) -> None:
+        async with aclosing(outputs):
+            async for output in outputs:
+                await room.acquire()
+                arrivals.put_nowait(output)
+
+    pumps = [asyncio.create_task(pump(outputs)) for outputs in streams]
+    for task in pumps:
+        task.add_done_callback(arrivals.put_nowait)
+    num_running = len(pumps)
+    try:
+        while num_running:
+            arrival = await arrivals.get()
+            if isinstance(arrival, asyncio.Task):
+                num_running -= 1
+                arrival.result()
+            else:
+                room.release()
+                yield arrival
     finally:
         for task in pumps:
             task.cancel()
         # Each failure was raised above, or came of this cancel.
         await asyncio.gather(*pumps, return_exceptions=True)
-
-
-async def _until_all_end(
-    queue: asyncio.Queue[Output], pumps: set[asyncio.Task[None]]
-) -> AsyncGenerator[Output, None]:
-    running: set[asyncio.Task[None]] = set(pumps)
-    while running or not queue.empty():
-        getting = asyncio.create_task(queue.get())
-        either: set[asyncio.Task[Output] | asyncio.Task[None]] = {getting, *running}
-        try:
-            await asyncio.wait(either, return_when=asyncio.FIRST_COMPLETED)
-            for task in [task for task in running if task.done()]:
-                running.discard(task)
-                task.result()
-            if getting.done():
-                yield getting.result()
-        finally:
-            getting.cancel()

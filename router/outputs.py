@@ -11,10 +11,14 @@ from router.text.transcript import Ending, Piece
 class Started:
     index: int
     request_id: str
-    prompt_tokens: int
+    prompt_token_ids: tuple[int, ...]
     cached_tokens: int
     prefill_worker: str
     decode_worker: str
+
+    @property
+    def prompt_tokens(self) -> int:
+        return len(self.prompt_token_ids)
 
 
 @dataclass(frozen=True, slots=True)

@@ -14,7 +14,7 @@ def started(attempt: Attempt) -> Started:
     return Started(
         index=request.plan.index,
         request_id=request.plan.request_id,
-        prompt_tokens=len(request.plan.prompt_token_ids),
+        prompt_token_ids=request.plan.prompt_token_ids,
         cached_tokens=_cached_tokens(request),
         prefill_worker=_id(attempt.prefill_worker),
         decode_worker=_id(attempt.decode_worker),

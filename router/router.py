@@ -1,19 +1,22 @@
-"""The parts put together: everything that both fronts (gRPC now, HTTP later) and the process need."""
+"""The parts put together: everything that both fronts (gRPC and HTTP) and the process need."""
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Sequence
+from contextlib import aclosing
 
 import grpc
 
 from pdserve.v1 import cluster_pb2_grpc, generation_pb2
+from pdserve.v1.errors import InvalidArgument
 from router.config import RouterConfig
 from router.deadline import Deadline
 from router.dispatch import Dispatcher
 from router.events import LifetimeEvent, Listener, log_event
-from router.fanout import merged
+from router.fanout import first_then_others, merged, numbered_from
 from router.fleet.control import CHANNEL_OPTIONS, watch
 from router.fleet.workers import WorkerTable
+from router.front.checks import DEFAULT_MAX_TOKENS
 from router.front.intake import Intake
 from router.outputs import Output
 from router.tasks import Tasks
@@ -44,28 +47,58 @@ class Router:
         self._listeners.append(listener)
 
     async def generate(
-        self, message: generation_pb2.GenerateRequest, deadline: Deadline
+        self,
+        message: generation_pb2.GenerateRequest,
+        deadline: Deadline,
+        default_max_tokens: int = DEFAULT_MAX_TOKENS,
     ) -> AsyncGenerator[Output, None]:
         """One request's whole answer. Closing the generator cancels the request.
 
-        `deadline` is entered by the caller around all of its work. Raises PdserveError.
+        `deadline` is entered by the caller around all of its work. Where the message names no limit,
+        `default_max_tokens` are generated, or what fits. Raises PdserveError.
         """
         self._dispatcher.admission.refuse_if_full()
-        requests = await self._intake.accept(message, deadline)
+        requests = await self._intake.accept(message, deadline, default_max_tokens)
         if len(requests) == 1:
             outputs = self._dispatcher.generate(requests[0])
         else:
-            outputs = merged(requests, self._dispatcher.generate)
-        try:
+            outputs = first_then_others(requests, self._dispatcher.generate)
+        async with aclosing(outputs):
             async for output in outputs:
                 yield output
-        finally:
-            await outputs.aclose()
+
+    async def generate_all(
+        self,
+        messages: Sequence[generation_pb2.GenerateRequest],
+        deadline: Deadline,
+        default_max_tokens: int = DEFAULT_MAX_TOKENS,
+    ) -> AsyncGenerator[Output, None]:
+        """Several requests as one, all with the same n: sequence i of request k has the index k · n + i."""
+        limit = self.config.max_queued_requests
+        if len(messages) > limit:
+            raise InvalidArgument(f"prompt: {len(messages)} of them at once, at most {limit} are taken")
+        self._dispatcher.admission.refuse_if_full(len(messages))
+        streams = []
+        for number, message in enumerate(messages):
+            start = number * (message.n if message.HasField("n") else 1)
+            streams.append(numbered_from(start, self.generate(message, deadline, default_max_tokens)))
+        async with aclosing(merged(streams)) as outputs:
+            async for output in outputs:
+                yield output
+
+    @property
+    def max_model_len(self) -> int:
+        """Prompt and output together."""
+        return self._intake.max_model_len
+
+    @property
+    def codec(self) -> TextCodec:
+        return self._codec
 
     def describe_model(self) -> generation_pb2.GetModelResponse:
         return generation_pb2.GetModelResponse(
             id=self.config.model,
-            max_model_len=self._intake.max_model_len,
+            max_model_len=self.max_model_len,
             vocab_size=self._folder.vocab_size,
             dtype=self.table.dtype or self._folder.dtype,
             eos_token_ids=self._folder.eos_token_ids,

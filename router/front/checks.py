@@ -23,6 +23,8 @@ MAX_CHAT_MESSAGES = 4096
 # Beyond these float32 scores overflow, and there is nothing left to draw.
 MAX_LOGIT_BIAS = 1e9
 REPETITION_PENALTIES = (0.001, 1000.0)
+# A reason by its own name: clients shorten a conversation when they see it.
+CONTEXT_LENGTH_EXCEEDED = "CONTEXT_LENGTH_EXCEEDED"
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,7 +36,11 @@ class RequestBounds:
     max_n: int
 
 
-def check_request(message: generation_pb2.GenerateRequest, bounds: RequestBounds) -> None:
+def check_request(
+    message: generation_pb2.GenerateRequest,
+    bounds: RequestBounds,
+    default_max_tokens: int = DEFAULT_MAX_TOKENS,
+) -> None:
     """Raises InvalidArgument, NotFound or Unimplemented."""
     _require(
         len(message.request_id.encode()) <= MAX_REQUEST_ID_BYTES,
@@ -46,13 +52,13 @@ def check_request(message: generation_pb2.GenerateRequest, bounds: RequestBounds
         _require(1 <= message.n <= bounds.max_n, f"n: {message.n} is not in 1..{bounds.max_n}")
     _check_prompt(message, bounds)
     _check_sampling(message.sampling, bounds)
-    _check_stop(message.stop, bounds)
+    _check_stop(message.stop, bounds, default_max_tokens)
     _check_output(message.output)
 
 
-def _require(condition: bool, complaint: str) -> None:
+def _require(condition: bool, complaint: str, reason: str | None = None) -> None:
     if not condition:
-        raise InvalidArgument(complaint)
+        raise InvalidArgument(complaint, reason=reason)
 
 
 def _check_prompt(message: generation_pb2.GenerateRequest, bounds: RequestBounds) -> None:
@@ -79,6 +85,7 @@ def _check_size(name: str, num_bytes: int, bounds: RequestBounds) -> None:
     _require(
         num_bytes <= bounds.max_prompt_bytes,
         f"{name}: {num_bytes} bytes, at most {bounds.max_prompt_bytes} are taken",
+        "PROMPT_TOO_LARGE",
     )
 
 
@@ -115,8 +122,8 @@ def _check_range(name: str, value: float, low: float, high: float) -> None:
     _require(is_within, f"{name}: {value:g} is not a number in [{low:g}, {high:g}]")
 
 
-def _check_stop(stop: generation_pb2.StopConditions, bounds: RequestBounds) -> None:
-    max_tokens = stop.max_tokens if stop.HasField("max_tokens") else DEFAULT_MAX_TOKENS
+def _check_stop(stop: generation_pb2.StopConditions, bounds: RequestBounds, default_max_tokens: int) -> None:
+    max_tokens = stop.max_tokens if stop.HasField("max_tokens") else default_max_tokens
     _require(max_tokens >= 1, f"stop.max_tokens: {max_tokens} is below 1")
     _require(stop.min_tokens >= 0, f"stop.min_tokens: {stop.min_tokens} is negative")
     _require(
@@ -145,7 +152,10 @@ def _check_output(output: generation_pb2.OutputOptions) -> None:
 
 
 def resolve_max_tokens(
-    stop: generation_pb2.StopConditions, num_prompt_tokens: int, max_sequence_tokens: int
+    stop: generation_pb2.StopConditions,
+    num_prompt_tokens: int,
+    max_sequence_tokens: int,
+    default_max_tokens: int = DEFAULT_MAX_TOKENS,
 ) -> int:
     """How many tokens may be generated. A client's own limit must fit; the default one is cut to fit.
 
@@ -156,11 +166,13 @@ def resolve_max_tokens(
         _require(
             room >= max(1, stop.min_tokens),
             f"prompt: {num_prompt_tokens} tokens leave no room in {max_sequence_tokens}",
+            CONTEXT_LENGTH_EXCEEDED,
         )
-        return min(DEFAULT_MAX_TOKENS, room)
+        return min(default_max_tokens, room)
     _require(
         stop.max_tokens <= room,
         f"stop.max_tokens: prompt ({num_prompt_tokens}) + max_tokens ({stop.max_tokens}) is over "
         f"{max_sequence_tokens} tokens",
+        CONTEXT_LENGTH_EXCEEDED,
     )
     return stop.max_tokens

@@ -48,16 +48,20 @@ class Intake:
         limits = (self._max_positions, self._config.max_model_len, self._table.max_sequence_tokens)
         return min((limit for limit in limits if limit is not None), default=2**31 - 1)
 
-    async def accept(self, message: generation_pb2.GenerateRequest, deadline: Deadline) -> list[Request]:
+    async def accept(
+        self, message: generation_pb2.GenerateRequest, deadline: Deadline, default_max_tokens: int
+    ) -> list[Request]:
         """One Request for each of the n sequences. Raises InvalidArgument, NotFound, Unimplemented."""
         received_at = time.monotonic()
-        check_request(message, self._bounds)
+        check_request(message, self._bounds, default_max_tokens)
         prompt = await self._tokenize(message)
         if not prompt:
             raise InvalidArgument("prompt: it is no token at all")
         stop = generation_pb2.StopConditions()
         stop.CopyFrom(message.stop)
-        stop.max_tokens = resolve_max_tokens(message.stop, len(prompt), self.max_model_len)
+        stop.max_tokens = resolve_max_tokens(
+            message.stop, len(prompt), self.max_model_len, default_max_tokens
+        )
         # Strings are the router's: workers see ids only.
         del stop.stop[:]
         seed = message.sampling.seed if message.sampling.HasField("seed") else secrets.randbits(64)

@@ -1,4 +1,4 @@
-"""The router's gRPC server: its services, health and reflection, bound to one address."""
+"""The router's servers: gRPC with its services, health and reflection, and HTTP where it is configured."""
 
 from __future__ import annotations
 
@@ -9,7 +9,9 @@ from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection
 from typing_extensions import Self
 
+from router.bind import CannotBind
 from router.front.service import AdminService, GenerationService
+from router.http.server import HttpServer
 from router.router import Router
 
 # Beyond what is taken, so that a request that is too large is refused by name and not by gRPC.
@@ -24,16 +26,13 @@ _OPTIONS = (
 _HEALTH_NAMES = ("", GenerationService.NAME)
 
 
-class CannotBind(Exception):
-    """The address is taken, or is none of this machine's."""
-
-
 class RouterServer:
     """`async with RouterServer(router)`: serves from entering to leaving; `drain` first to leave gently."""
 
     def __init__(self, router: Router) -> None:
         self.router = router
         self.address = ""
+        self._http: HttpServer | None = None
         self._health = health.aio.HealthServicer()  # type: ignore[attr-defined]
         self._changed = asyncio.Event()
         self._generation = GenerationService(router)
@@ -50,6 +49,8 @@ class RouterServer:
         reflection.enable_server_reflection(names, self._server)
         try:
             self.address = self._bind(self.router.config.grpc)
+            if self.router.config.http is not None:
+                self._http = HttpServer(self.router, self.router.config.http)
         except CannotBind:
             await self.router.close()
             raise
@@ -57,16 +58,28 @@ class RouterServer:
         self.router.start()
         self.router.tasks.start(self._keep_health(), "health")
         await self._server.start()
+        if self._http is not None:
+            self._http.start()
         return self
 
     async def __aexit__(self, *_: object) -> None:
+        if self._http is not None:
+            await self._http.close()
         await self._server.stop(None)
         await self.router.close()
+
+    @property
+    def http_address(self) -> str | None:
+        """None: not served."""
+        return self._http.address if self._http is not None else None
 
     async def drain(self, grace_s: float) -> None:
         """New calls are refused; those in flight may take so long."""
         await self._health.enter_graceful_shutdown()
-        await self._server.stop(grace_s)
+        stopping = [self._server.stop(grace_s)]
+        if self._http is not None:
+            stopping.append(self._http.drain(grace_s))
+        await asyncio.gather(*stopping)
 
     def _bind(self, address: str) -> str:
         try:

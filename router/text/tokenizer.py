@@ -15,6 +15,7 @@ from pdserve.v1.errors import InvalidArgument, ResourceExhausted
 from router.text.chat_template import ChatTemplate
 from router.text.detokenizer import ByteLevelDetokenizer, ByteVocabulary, Detokenizer, WindowDetokenizer
 from router.text.model_folder import ModelFolder
+from router.text.token_text import TokenText
 
 # Characters that take about a millisecond.
 SHORT_TEXT = 4096
@@ -31,6 +32,7 @@ class TextCodec:
         )
         decoder = json.loads(folder.tokenizer.to_str()).get("decoder") or {}
         self._bytes = ByteVocabulary(folder.tokenizer) if decoder.get("type") == "ByteLevel" else None
+        self._token_text = TokenText(folder.tokenizer, self._bytes)
         self._threads = ThreadPoolExecutor(max_workers=1, thread_name_prefix="tokenize")
         self._num_long_texts = 0
 
@@ -40,6 +42,13 @@ class TextCodec:
     @property
     def has_chat_template(self) -> bool:
         return self._chat_template is not None
+
+    def bytes_of(self, token_id: int) -> bytes:
+        """One token's own; empty for an id that no token has."""
+        return self._token_text.bytes_of(token_id)
+
+    def text_of(self, token_id: int) -> str:
+        return self._token_text.text_of(token_id)
 
     def detokenizer(self) -> Detokenizer:
         if self._bytes is not None:

@@ -14,7 +14,8 @@ from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc
 from pdserve.client import Client, InvalidArgument, NotFound, Role, Unavailable, Unimplemented, WorkerState
 from pdserve.v1 import cluster_pb2, generation_pb2
 from pdserve.v1.errors import from_rpc_error
-from router.front.server import CannotBind, RouterServer
+from router.bind import CannotBind
+from router.front.server import RouterServer
 from router.front.service import AdminService, GenerationService
 from router.router import Router
 from tests.integration.router.harness import Cluster, running, until

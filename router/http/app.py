@@ -1,0 +1,20 @@
+"""The HTTP application: the routes of each feature, a module with `routes(router)`, side by side."""
+
+from __future__ import annotations
+
+from starlette.applications import Starlette
+
+from router.http import health, openai_api
+from router.http.connections import Connections
+from router.http.errors import HANDLERS
+from router.router import Router
+
+FEATURES = (openai_api.routes, health.routes)
+
+
+def make_app(router: Router, connections: Connections) -> Starlette:
+    app = Starlette(
+        routes=[route for routes in FEATURES for route in routes(router)], exception_handlers=HANDLERS
+    )
+    app.state.connections = connections
+    return app

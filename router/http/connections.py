@@ -1,0 +1,78 @@
+"""A request lives as long as its connection: who hangs up cancels; a router that stops ends what is left."""
+
+from __future__ import annotations
+
+import asyncio
+import sys
+from types import TracebackType
+
+from starlette.requests import Request
+from typing_extensions import Self
+
+from pdserve.v1.errors import Cancelled, PdserveError, Unavailable
+
+
+class Connection:
+    """`async with Connection(request)`, once the body was read: cancels what the task waits for when the
+    client is gone (raises Cancelled) or the server ends (raises Unavailable)."""
+
+    def __init__(self, request: Request) -> None:
+        self._request = request
+        self._open = connections_of(request)
+        self._error: PdserveError | None = None
+        self._task: asyncio.Task[object] | None = None
+        self._watch: asyncio.Task[None] | None = None
+
+    async def __aenter__(self) -> Self:
+        self._task = asyncio.current_task()
+        self._watch = asyncio.create_task(self._until_gone())
+        self._open.add(self)
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        self._open.discard(self)
+        if self._watch is not None:
+            self._watch.cancel()
+        if self._error is None:
+            return
+        if self._task is not None and sys.version_info >= (3, 11):
+            self._task.uncancel()
+        if kind is asyncio.CancelledError:
+            raise self._error from error
+
+    def end(self, error: PdserveError) -> None:
+        if self._error is None:
+            self._error = error
+            if self._task is not None:
+                self._task.cancel()
+
+    async def _until_gone(self) -> None:
+        while (await self._request.receive())["type"] != "http.disconnect":
+            pass
+        self.end(Cancelled("the client closed the connection"))
+
+
+class Connections:
+    """Those with a request in flight."""
+
+    def __init__(self) -> None:
+        self._open: set[Connection] = set()
+
+    def add(self, connection: Connection) -> None:
+        self._open.add(connection)
+
+    def discard(self, connection: Connection) -> None:
+        self._open.discard(connection)
+
+    def end(self) -> None:
+        for connection in tuple(self._open):
+            connection.end(Unavailable("the router stops", reason="STOPPING"))
+
+
+def connections_of(request: Request) -> Connections:
+    found: object = request.app.state.connections
+    if not isinstance(found, Connections):
+        raise TypeError("the app was made without its connections")
+    return found

@@ -1,0 +1,93 @@
+"""The HTTP server on the router's own event loop: one address, from `start` to `close`."""
+
+from __future__ import annotations
+
+import asyncio
+import math
+import socket
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import uvicorn
+
+from router.bind import CannotBind
+from router.http.app import make_app
+from router.http.connections import Connections
+from router.router import Router
+
+# Longer than clients keep a connection that they do not use: it is theirs to close.
+_KEEP_ALIVE_S = 75
+_BACKLOG = 2048
+# For answers that were ended to be written out.
+_LAST_WORDS_S = 1.0
+
+
+class HttpServer:
+    """Takes the address when it is made. Raises CannotBind."""
+
+    def __init__(self, router: Router, address: str) -> None:
+        self._router = router
+        self._socket = _bind(address)
+        host = address.rpartition(":")[0]
+        self.address = f"{host}:{self._socket.getsockname()[1]}"
+        self._connections = Connections()
+        config = uvicorn.Config(
+            make_app(router, self._connections),
+            http="httptools",
+            ws="none",
+            lifespan="off",
+            interface="asgi3",
+            log_config=None,
+            log_level="warning",
+            access_log=False,
+            proxy_headers=False,
+            server_header=False,
+            timeout_keep_alive=_KEEP_ALIVE_S,
+            timeout_graceful_shutdown=math.ceil(_LAST_WORDS_S),
+        )
+        self._server = _Server(config)
+        self._serving: asyncio.Task[None] | None = None
+
+    def start(self) -> None:
+        self._serving = self._router.tasks.start(self._server.serve([self._socket]), "http")
+
+    async def drain(self, grace_s: float) -> None:
+        """New connections are refused; requests in flight may take so long."""
+        self._server.config.timeout_graceful_shutdown = math.ceil(grace_s + _LAST_WORDS_S)
+        self._server.should_exit = True
+        if self._serving is not None:
+            await asyncio.wait({self._serving}, timeout=grace_s)
+        await self.close()
+
+    async def close(self) -> None:
+        self._server.should_exit = True
+        self._connections.end()
+        if self._serving is None:
+            self._socket.close()
+        elif not self._serving.done():
+            await asyncio.wait({self._serving}, timeout=_LAST_WORDS_S)
+            self._server.force_exit = True
+
+
+class _Server(uvicorn.Server):
+    @contextmanager
+    def capture_signals(self) -> Iterator[None]:
+        """Signals are the process's."""
+        yield
+
+
+def _bind(address: str) -> socket.socket:
+    """Listening already: whoever was told the address may connect."""
+    host, _, port = address.rpartition(":")
+    host = host.strip("[]")
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    bound = socket.socket(family)
+    try:
+        bound.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        bound.bind((host, int(port)))
+        bound.listen(_BACKLOG)
+    except (OSError, ValueError, OverflowError) as error:
+        bound.close()
+        raise CannotBind(f"cannot serve HTTP at {address}: {error}") from error
+    bound.setblocking(False)
+    return bound

@@ -1,0 +1,108 @@
+"""Structured output: OpenAI's `response_format` and vLLM's ways of asking, as one constraint of ours."""
+
+from __future__ import annotations
+
+import json
+import re
+from typing import Annotated, Literal
+
+from pydantic import BaseModel, ConfigDict, Field
+
+from pdserve.v1 import generation_pb2
+from pdserve.v1.errors import InvalidArgument
+
+Schema = dict[str, object] | str
+
+
+class JsonSchemaFormat(BaseModel):
+    model_config = ConfigDict(extra="ignore", frozen=True)
+
+    # OpenAI's key; pydantic keeps `schema` for itself.
+    schema_: Annotated[dict[str, object] | None, Field(alias="schema")] = None
+
+
+class ResponseFormat(BaseModel):
+    model_config = ConfigDict(extra="ignore", frozen=True)
+
+    type: Literal["text", "json_object", "json_schema"]
+    json_schema: JsonSchemaFormat | None = None
+
+
+class StructuredOutputs(BaseModel):
+    """vLLM's newer form."""
+
+    model_config = ConfigDict(extra="ignore", frozen=True)
+
+    json_: Annotated[Schema | None, Field(alias="json")] = None
+    regex: str | None = None
+    choice: list[str] | None = None
+    grammar: str | None = None
+    json_object: bool | None = None
+
+
+class StructuredFields(BaseModel):
+    model_config = ConfigDict(extra="ignore", frozen=True)
+
+    response_format: ResponseFormat | None = None
+    structured_outputs: StructuredOutputs | None = None
+    # vLLM's older form.
+    guided_json: Schema | None = None
+    guided_regex: str | None = None
+    guided_choice: list[str] | None = None
+    guided_grammar: str | None = None
+
+
+def structured_output(asked: StructuredFields) -> generation_pb2.StructuredOutput | None:
+    """None where the answer is free. Raises InvalidArgument where it is constrained in two ways."""
+    newer = asked.structured_outputs or StructuredOutputs()
+    found = [
+        *_of_format(asked.response_format),
+        *_json("guided_json", asked.guided_json),
+        *_json("structured_outputs", newer.json_),
+        *_json("structured_outputs", {"type": "object"} if newer.json_object else None),
+        *_regex(asked.guided_regex),
+        *_regex(newer.regex),
+        *_regex(_one_of("guided_choice", asked.guided_choice)),
+        *_regex(_one_of("structured_outputs", newer.choice)),
+        *_grammar(asked.guided_grammar),
+        *_grammar(newer.grammar),
+    ]
+    if len(found) > 1:
+        raise InvalidArgument("response_format: the answer is constrained in more than one way")
+    return found[0] if found else None
+
+
+def _of_format(asked: ResponseFormat | None) -> list[generation_pb2.StructuredOutput]:
+    if asked is None or asked.type == "text":
+        return []
+    if asked.type == "json_object":
+        return _json("response_format", {"type": "object"})
+    schema = asked.json_schema.schema_ if asked.json_schema is not None else None
+    if schema is None:
+        raise InvalidArgument("response_format: json_schema has no schema")
+    return _json("response_format", schema)
+
+
+def _json(field: str, schema: Schema | None) -> list[generation_pb2.StructuredOutput]:
+    if schema is None:
+        return []
+    text = schema if isinstance(schema, str) else json.dumps(schema)
+    if not text:
+        raise InvalidArgument(f"{field}: the schema is empty")
+    return [generation_pb2.StructuredOutput(json_schema=text)]
+
+
+def _regex(regex: str | None) -> list[generation_pb2.StructuredOutput]:
+    return [] if regex is None else [generation_pb2.StructuredOutput(regex=regex)]
+
+
+def _grammar(grammar: str | None) -> list[generation_pb2.StructuredOutput]:
+    return [] if grammar is None else [generation_pb2.StructuredOutput(grammar=grammar)]
+
+
+def _one_of(field: str, choices: list[str] | None) -> str | None:
+    if choices is None:
+        return None
+    if not choices:
+        raise InvalidArgument(f"{field}: there is nothing to choose from")
+    return "|".join(f"(?:{re.escape(choice)})" for choice in choices)
