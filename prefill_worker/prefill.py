@@ -28,6 +28,7 @@ class Prefill:
     def __init__(self, request: SequenceRequest, transfer: Transfer, loop: asyncio.AbstractEventLoop) -> None:
         self.request = request
         self.transfer = transfer
+        self._loop = loop
         self.first: asyncio.Future[FirstToken] = loop.create_future()
         self.report: asyncio.Future[TransferReport] = loop.create_future()
         for future in (self.first, self.report):
@@ -37,24 +38,24 @@ class Prefill:
     def sequence_id(self) -> str:
         return self.request.sequence_id
 
-    def advance(
-        self, output: SequenceOutput, block_table: tuple[int, ...], block_size: int
-    ) -> FirstToken | None:
-        """On the engine's thread, after each step: what is final is offered, and the end is sealed."""
+    def advance(self, output: SequenceOutput, block_table: tuple[int, ...], block_size: int) -> None:
+        """On the engine's thread, after each step: what is final is offered, and the end is sealed. The first
+        token is on its way before the transfer hears of it.
+        """
         if output.error is not None:
             self.transfer.abort(Internal(f"{self.sequence_id}: {output.error}", reason="ENGINE_FAILED"))
-            return None
+            return
         if not output.new_tokens:
             self.transfer.offer(block_table, output.num_computed_tokens // block_size)
-            return None
+            return
         first = FirstToken(output.new_tokens[0], output.finish_reason, output.prefill)
+        self._loop.call_soon_threadsafe(self._set_first, first)
         if first.finish_reason is None:
             self.transfer.commit(block_table, output.num_computed_tokens, first.token)
         else:
             self.transfer.not_needed()
-        return first
 
-    def set_first(self, first: FirstToken) -> None:
+    def _set_first(self, first: FirstToken) -> None:
         if not self.first.done():
             self.first.set_result(first)
 

@@ -226,15 +226,13 @@ class PrefillWorker:
 
     def _on_step(self, result: StepResult) -> None:
         engine = self._loop.engine
+        self._load = engine.snapshot()  # the first token brings it to the router
         for output in result.outputs:
             prefill = self._computing.get(output.sequence_id)
             if prefill is None:
                 continue
             table = engine.block_table(output.sequence_id)
-            first = prefill.advance(output, table, engine.layout.block_size)
-            if first is not None:
-                self._asyncio.call_soon_threadsafe(prefill.set_first, first)
-        self._load = engine.snapshot()
+            prefill.advance(output, table, engine.layout.block_size)
 
     def _on_engine_failure(self, error: BaseException) -> None:
         self._asyncio.call_soon_threadsafe(self._fail_all, Unavailable(f"the engine failed: {error}"))
