@@ -57,6 +57,7 @@ ONLY_IN = {
         "client",
         "pdserve.bench",
     },
+    "aiohttp": {"pdserve.bench"},
     "typer": {"pdserve.cli"},
     "rich": {"pdserve.cli"},
 }
