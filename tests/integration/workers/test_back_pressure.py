@@ -5,11 +5,15 @@ from __future__ import annotations
 
 import asyncio
 import threading
+from collections.abc import Iterator
 
 import pytest
 
+from kv_transfer.codec import decode
+from kv_transfer.frame import Blocks
+from kv_transfer.receiver import Receiver
 from kv_transfer.send_queue import SenderConfig
-from kv_transfer.transport.memory import Faults
+from kv_transfer.transport.base import InboundStream, Landing
 from pdserve.v1.errors import ResourceExhausted
 from prefill_worker.config import PrefillConfig
 from prefill_worker.worker import PrefillWorker
@@ -17,26 +21,48 @@ from tests.integration.workers.mini_router import Cluster, Route, eventually, sp
 from tests.unit.engine.driving import Reference, prompt
 
 B = 16
+# Less than a sender waits for an answer.
+HELD_S = 8.0
+
+
+@pytest.fixture(params=["memory", "grpc", "shm", "collective"])
+def transport(request: pytest.FixtureRequest) -> str:
+    return str(request.param)
 
 
 @pytest.fixture
-def gate(cluster: Cluster) -> threading.Event:
-    """Behind the first Open nothing arrives until it is set."""
+def gate(monkeypatch: pytest.MonkeyPatch) -> Iterator[threading.Event]:
+    """No KV is taken on D, nor what comes behind it, until it is set."""
     made = threading.Event()
-    cluster.memory.faults = Faults(hold={1: made})
-    return made
+    accept, land = Receiver.accept, Receiver.land
+
+    def accept_held(self: Receiver, stream: InboundStream, raw: bytes) -> bytes | None:
+        if isinstance(decode(raw)[0], Blocks):
+            made.wait(HELD_S)
+        return accept(self, stream, raw)
+
+    def land_held(self: Receiver, stream: InboundStream, header: Blocks) -> Landing:
+        made.wait(HELD_S)
+        return land(self, stream, header)
+
+    monkeypatch.setattr(Receiver, "accept", accept_held)
+    monkeypatch.setattr(Receiver, "land", land_held)
+    yield made
+    made.set()
 
 
-async def stalled(cluster: Cluster, config: PrefillConfig) -> tuple[PrefillWorker, Route]:
-    decode = await cluster.decode_worker(transport="memory", num_blocks=200)
+async def stalled(
+    cluster: Cluster, config: PrefillConfig, transport: str = "memory"
+) -> tuple[PrefillWorker, Route]:
+    decode = await cluster.decode_worker(transport=transport, num_blocks=200)
     prefill = await cluster.prefill_worker(config, num_blocks=20)
     return prefill, Route(cluster.prefill_stub(prefill), await cluster.subscribe(decode))
 
 
 async def test_prompts_wait_for_blocks_of_others_that_are_not_shipped(
-    cluster: Cluster, gate: threading.Event, reference: Reference
+    cluster: Cluster, gate: threading.Event, reference: Reference, transport: str
 ) -> None:
-    prefill, way = await stalled(cluster, PrefillConfig(min_group_bytes=1))
+    prefill, way = await stalled(cluster, PrefillConfig(min_group_bytes=1), transport)
     prompts = [prompt(10 * B, seed) for seed in range(4)]  # two of them fill the pool of twenty blocks
     tasks = [asyncio.create_task(way.generate(spec(each, 4))) for each in prompts]
     await eventually(lambda: prefill.describe().counters.tokens_prefilled == 2 * 10 * B)
@@ -94,10 +120,12 @@ async def test_a_prompt_that_is_cancelled_makes_room_for_one_that_waits(
     await asyncio.gather(*tasks[1:])
 
 
-async def test_what_is_on_its_way_stays_within_the_window(cluster: Cluster, gate: threading.Event) -> None:
+async def test_what_is_on_its_way_stays_within_the_window(
+    cluster: Cluster, gate: threading.Event, transport: str
+) -> None:
     block_bytes = 2 * 2 * 2 * 16 * 16 * 4
     sender = SenderConfig(frame_bytes=block_bytes, window_bytes=3 * block_bytes)
-    prefill, way = await stalled(cluster, PrefillConfig(sender=sender))
+    prefill, way = await stalled(cluster, PrefillConfig(sender=sender), transport)
     tasks = [asyncio.create_task(way.generate(spec(prompt(10 * B, seed), 4))) for seed in range(2)]
     await eventually(lambda: prefill.describe().counters.tokens_prefilled == 2 * 10 * B)
     await eventually(lambda: prefill.sender.bytes_sent > 0)
