@@ -109,8 +109,9 @@ def _this_machine(config: ClusterConfig) -> Node:
 def _check_surroundings(config: ClusterConfig, report: Report) -> None:
     with _finding(report, ClusterError):
         with_absolute_paths(config)
-    with _finding(report, ClusterError, Severity.WARNING):
-        refuse_a_taken_port(config.router.grpc)
+    for key, listening in config.router.addresses().items():
+        with _finding(report, ClusterError, Severity.WARNING):
+            refuse_a_taken_port(key, listening)
 
 
 def _read_model(config: ClusterConfig, report: Report) -> None:

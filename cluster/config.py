@@ -174,9 +174,10 @@ class RayConfig(_Section):
 
 
 def _checked_router(router: RouterSettings) -> RouterSettings:
-    split_address(router.grpc)
-    if router.http is not None:
-        split_address(router.http)
+    for address in router.addresses().values():
+        split_address(address)
+    if router.http == router.grpc:
+        raise ValueError(f"grpc and http are both {router.grpc}")
     return router
 
 

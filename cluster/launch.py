@@ -48,6 +48,8 @@ ROUTER_TIMEOUT_S = 30.0
 class Launched:
     name: str
     router: str
+    # None: no HTTP is served.
+    http: str | None
     ray_address: str
     log_folder: Path
 
@@ -60,7 +62,8 @@ def up(config: ClusterConfig, progress: Progress) -> Launched:
     refuse_early(config)
     with locked(config.name) as folder:
         _refuse_a_second(config.name)
-        refuse_a_taken_port(config.router.grpc)
+        for key, listening in config.router.addresses().items():
+            refuse_a_taken_port(key, listening)
         fresh_folder(folder)
         record = ClusterRecord(name=config.name, router=config.router.grpc)
         try:
@@ -103,7 +106,7 @@ def _launch(config: ClusterConfig, folder: Path, record: ClusterRecord, progress
         if all(pool.replicas for pool in config.pools.by_role().values()):
             wait_for_router(router, ROUTER_TIMEOUT_S)
         progress("router", "ready")
-    return Launched(config.name, router, head.address, log_folder)
+    return Launched(config.name, router, config.router.http, head.address, log_folder)
 
 
 def _resolve_in_background(config: ClusterConfig, progress: Progress) -> Future[Path]:
@@ -167,7 +170,8 @@ def _refuse_a_second(name: str) -> None:
     end_cluster(record)
 
 
-def refuse_a_taken_port(address: str) -> None:
+def refuse_a_taken_port(key: str, address: str) -> None:
+    """`key`: which setting it is. Raises LaunchError."""
     host, port = split_address(address)
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     with socket.socket(family) as probe:
@@ -176,4 +180,4 @@ def refuse_a_taken_port(address: str) -> None:
         try:
             probe.bind((host, port))
         except OSError as error:
-            raise LaunchError(f"router.grpc: {address} cannot be used: {error.strerror}") from error
+            raise LaunchError(f"router.{key}: {address} cannot be used: {error.strerror}") from error

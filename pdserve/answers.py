@@ -126,7 +126,8 @@ def model_of(message: generation_pb2.GetModelResponse) -> Model:
 
 def cluster_of(message: cluster_pb2.ClusterSnapshot) -> Cluster:
     pools = tuple(_pool(pool) for pool in message.pools)
-    return Cluster(message.name, message.version, message.model, message.router_grpc, pools)
+    http = message.router_http or None
+    return Cluster(message.name, message.version, message.model, message.router_grpc, http, pools)
 
 
 def _pool(message: cluster_pb2.PoolStatus) -> Pool:

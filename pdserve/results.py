@@ -271,6 +271,8 @@ class Cluster:
     version: int
     model: str
     router_grpc: str
+    # None: the router serves no HTTP.
+    router_http: str | None
     pools: tuple[Pool, ...]
 
     def pool(self, role: Role) -> Pool | None:

@@ -24,6 +24,7 @@ class RouterSettings(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True)
 
     grpc: str = "127.0.0.1:50051"
+    # None: no HTTP is served.
     http: str | None = None
     max_queued_requests: PositiveInt = 256
     queue_order: QueueOrder = QueueOrder.FCFS
@@ -39,6 +40,10 @@ class RouterSettings(BaseModel):
     worker_timeout_s: PositiveSeconds = 5.0
     # How long requests in flight may still take after SIGTERM.
     drain_s: Annotated[float, Field(ge=0)] = 5.0
+
+    def addresses(self) -> dict[str, str]:
+        """Where the router listens, by the setting that says so."""
+        return {"grpc": self.grpc} | ({} if self.http is None else {"http": self.http})
 
 
 class RouterConfig(RouterSettings):

@@ -29,6 +29,7 @@ def cluster_snapshot(config: ClusterConfig, membership: Membership) -> cluster_p
         model=config.model.id,
         pools=[_pool(pool) for pool in membership.pools.values()],
         router_grpc=config.router.grpc,
+        router_http=config.router.http or "",
     )
 
 

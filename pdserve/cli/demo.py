@@ -54,7 +54,7 @@ def _own_config(config: ClusterConfig) -> ClusterConfig:
     taken = {record.name for record in running_clusters()}
     name = "demo" if "demo" not in taken else f"demo-{os.getpid()}"
     host, port = split_address(config.router.grpc)
-    router = config.router.model_copy(update={"grpc": f"{host}:{_free_port(host, port)}"})
+    router = config.router.model_copy(update={"grpc": f"{host}:{_free_port(host, port)}", "http": None})
     return config.model_copy(update={"name": name, "router": router})
 
 

@@ -65,7 +65,8 @@ def as_object(cluster: Cluster) -> dict[str, object]:
         }
         for pool in cluster.pools
     }
-    return {"name": cluster.name, "router": {"grpc": cluster.router_grpc}, "pools": pools}
+    router = {"grpc": cluster.router_grpc, "http": cluster.router_http}
+    return {"name": cluster.name, "router": router, "pools": pools}
 
 
 def _names(cluster: Cluster) -> dict[str, str]:
@@ -110,7 +111,8 @@ _STYLES = {"READY": "green", "STARTING": "yellow", "DRAINING": "yellow", "UNHEAL
 
 
 def show(cluster: Cluster) -> None:
-    out.print(f"[bold]{cluster.name}[/]  model {cluster.model}  gRPC {cluster.router_grpc}")
+    http = f"  HTTP http://{cluster.router_http}" if cluster.router_http else ""
+    out.print(f"[bold]{cluster.name}[/]  model {cluster.model}  gRPC {cluster.router_grpc}{http}")
     for line in pool_lines(cluster):
         out.print(line, markup=False)
     table = Table(box=None, pad_edge=False, padding=(0, 1), header_style="dim")

@@ -35,11 +35,10 @@ def up(file: File) -> None:
         pdserve up cluster_configs/local-cpu.yaml
     """
     config = load_config(file)
-    if config.router.http is not None:
-        err.print("router.http is set, but this version serves gRPC only", style="yellow")
-    if not is_loopback(split_address(config.router.grpc)[0]):
-        told = f"router.grpc: {config.router.grpc} is open to the network, without encryption and keys"
-        err.print(told, style="yellow")
+    for key, address in config.router.addresses().items():
+        if not is_loopback(split_address(address)[0]):
+            told = f"router.{key}: {address} is open to the network, without encryption and keys"
+            err.print(told, style="yellow")
     signal.signal(signal.SIGTERM, interrupted)
     begun = time.monotonic()
     with shown_steps() as tell:
@@ -52,8 +51,9 @@ def up(file: File) -> None:
             ended = "interrupted: all that was started has been ended"
             err.print(ended if is_ended else left_behind(config.name))
             raise typer.Exit(INTERRUPTED) from None
+    http = f" and HTTP at [bold]http://{launched.http}[/]" if launched.http else ""
     out.print(
-        f"[bold green]{launched.name}[/] serves gRPC at [bold]{launched.router}[/] "
+        f"[bold green]{launched.name}[/] serves gRPC at [bold]{launched.router}[/]{http} "
         f"after {time.monotonic() - begun:.1f} s (logs: {launched.log_folder})"
     )
     name = f" --name {launched.name}"

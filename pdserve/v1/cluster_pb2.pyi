@@ -64,18 +64,20 @@ class DrainWorkerRequest(_message.Message):
     def __init__(self, worker_id: _Optional[str] = ..., replace: _Optional[bool] = ..., timeout_ms: _Optional[int] = ...) -> None: ...
 
 class ClusterSnapshot(_message.Message):
-    __slots__ = ("name", "version", "model", "pools", "router_grpc")
+    __slots__ = ("name", "version", "model", "pools", "router_grpc", "router_http")
     NAME_FIELD_NUMBER: _ClassVar[int]
     VERSION_FIELD_NUMBER: _ClassVar[int]
     MODEL_FIELD_NUMBER: _ClassVar[int]
     POOLS_FIELD_NUMBER: _ClassVar[int]
     ROUTER_GRPC_FIELD_NUMBER: _ClassVar[int]
+    ROUTER_HTTP_FIELD_NUMBER: _ClassVar[int]
     name: str
     version: int
     model: str
     pools: _containers.RepeatedCompositeFieldContainer[PoolStatus]
     router_grpc: str
-    def __init__(self, name: _Optional[str] = ..., version: _Optional[int] = ..., model: _Optional[str] = ..., pools: _Optional[_Iterable[_Union[PoolStatus, _Mapping]]] = ..., router_grpc: _Optional[str] = ...) -> None: ...
+    router_http: str
+    def __init__(self, name: _Optional[str] = ..., version: _Optional[int] = ..., model: _Optional[str] = ..., pools: _Optional[_Iterable[_Union[PoolStatus, _Mapping]]] = ..., router_grpc: _Optional[str] = ..., router_http: _Optional[str] = ...) -> None: ...
 
 class PoolStatus(_message.Message):
     __slots__ = ("role", "target", "workers", "unrecoverable_reason")

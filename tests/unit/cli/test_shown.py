@@ -42,7 +42,7 @@ def pool(role: Role, target: int, *states: WorkerState, reason: str | None = Non
 
 
 def cluster(*pools: Pool) -> Cluster:
-    return Cluster("x", 1, "a-model", "127.0.0.1:1", pools)
+    return Cluster("x", 1, "a-model", "127.0.0.1:1", None, pools)
 
 
 READY, DEAD, STARTING = WorkerState.READY, WorkerState.DEAD, WorkerState.STARTING

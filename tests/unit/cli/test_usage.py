@@ -124,7 +124,7 @@ def test_status_shows_all_clusters_that_run(home: Path, monkeypatch: pytest.Monk
     async def get_cluster(address: str) -> Cluster:
         if address == "three:1":
             raise Unavailable("three does not answer")
-        return Cluster(address.partition(":")[0], 1, "a-model", address, ())
+        return Cluster(address.partition(":")[0], 1, "a-model", address, None, ())
 
     monkeypatch.setattr(status_command, "_get_cluster", get_cluster)
     done = run("status")

@@ -121,6 +121,10 @@ MISTAKES = {
         "name: x\npools: {colocated: {}}\nrouter: {grpc: '50051'}\n",
         "f.yaml:3: router: '50051' is not host:port, like 127.0.0.1:50051",
     ),
+    "two servers at one address": (
+        "name: x\npools: {colocated: {}}\nrouter: {grpc: '127.0.0.1:1', http: '127.0.0.1:1'}\n",
+        "f.yaml:3: router: grpc and http are both 127.0.0.1:1",
+    ),
     "a value in place of keys": (
         "name: x\npools: {colocated: {}}\nray: 3\n",
         "f.yaml:3: ray: needs keys of its own: address, num_cpus",
