@@ -49,7 +49,10 @@ class Endpoint:
 
 
 class HttpClient:
-    """`timeout_s` is each request's limit; None: there is none. As many connections as there are requests."""
+    """`timeout_s` is each request's limit; None: there is none. As many connections as there are requests.
+
+    Where the endpoint names no model, `served` comes before the first `send`.
+    """
 
     def __init__(
         self, endpoint: Endpoint, sampling: Sampling | None = None, timeout_s: float | None = None
@@ -119,6 +122,8 @@ class HttpClient:
         return self._session
 
     def _body(self, request: PlannedRequest) -> bytes:
+        if self._model is None:
+            raise BenchError("which model? name it, or ask `served` first")
         fields: dict[str, object] = {
             "model": self._model,
             "max_tokens": request.max_tokens,

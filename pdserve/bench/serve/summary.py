@@ -40,6 +40,7 @@ class Summary:
     num_prompt_tokens: int
     num_cached_tokens: int
     num_tokens: int
+    num_arrivals: int  # fewer than tokens where several come at once
     max_concurrency: int
     ttft_ms: Spread | None
     tpot_ms: Spread | None
@@ -82,6 +83,7 @@ def summarize(records: Sequence[RequestRecord]) -> Summary:
         num_prompt_tokens=sum(record.num_prompt_tokens for record in done),
         num_cached_tokens=sum(record.num_cached_tokens or 0 for record in done),
         num_tokens=sum(record.num_tokens for record in done),
+        num_arrivals=sum(len(record.arrivals_s) for record in done),
         max_concurrency=_max_concurrency(records),
         ttft_ms=spread_ms(record.ttft_s for record in done),
         tpot_ms=spread_ms(record.tpot_s for record in done),

@@ -1,0 +1,113 @@
+"""The load test against a real 1P1D in one process, over gRPC and over HTTP."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+import pytest
+import torch
+
+from engine.config import ModelConfig
+from engine.loading import LoadedModel, load_model
+from pdserve.bench.serve.client import ServeClient
+from pdserve.bench.serve.goodput import Slo, goodput
+from pdserve.bench.serve.grpc_client import GrpcClient
+from pdserve.bench.serve.http_client import Api, Endpoint, HttpClient
+from pdserve.bench.serve.prompts import in_words
+from pdserve.bench.serve.run import run
+from pdserve.bench.serve.summary import summarize
+from pdserve.bench.serve.trace import Trace, TraceRow
+from pdserve.bench.serve.workload import PlannedRequest, Workload
+from pdserve.bench.serve.workloads import random_workload, trace_workload
+from tests.models import MAX_LEN, VOCAB_SIZE, tiny_model
+from tests.serving import Serving, serving
+
+WAYS = ["grpc", "http"]
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    torch.set_num_threads(1)
+    return tiny_model(tmp_path_factory.mktemp("models"))
+
+
+@pytest.fixture(scope="module")
+def loaded(folder: Path) -> LoadedModel:
+    return load_model(ModelConfig(id=str(folder), device="cpu"))
+
+
+@pytest.fixture
+async def cluster(folder: Path, loaded: LoadedModel) -> AsyncIterator[Serving]:
+    async with serving(folder, loaded, num_blocks=256, router={"http": "127.0.0.1:0"}) as made:
+        yield made
+
+
+@asynccontextmanager
+async def client_of(cluster: Serving, way: str, api: Api = Api.COMPLETIONS) -> AsyncIterator[ServeClient]:
+    if way == "grpc":
+        async with GrpcClient(cluster.server.address, timeout_s=60) as client:
+            yield client
+    else:
+        endpoint = Endpoint(f"http://{cluster.server.http_address}", api)
+        async with HttpClient(endpoint, timeout_s=60) as client:
+            yield client
+
+
+@pytest.mark.parametrize("way", WAYS)
+async def test_every_request_has_its_tokens_and_its_times(cluster: Serving, way: str) -> None:
+    workload = random_workload(12, 40, 9, range_ratio=0.5, vocab_size=VOCAB_SIZE).at_rate(60)
+    async with client_of(cluster, way) as client:
+        served = await client.served()
+        records = await run(workload, client)
+    assert (served.model, served.max_model_len) == ("tiny", MAX_LEN)
+    for request, record in zip(workload.requests, records, strict=True):
+        assert record.is_ok, record.failure
+        # Where the router is busy, tokens that wait go out together.
+        assert record.num_tokens == request.max_tokens >= len(record.arrivals_s) > 0
+        assert record.num_prompt_tokens == request.num_prompt_tokens
+        assert record.scheduled_s <= record.sent_s <= record.arrivals_s[0]
+        assert all(earlier <= later for earlier, later in itertools.pairwise(record.arrivals_s))
+        assert record.arrivals_s[-1] <= record.ended_s
+        assert (record.timings is not None) == (way == "grpc")
+    summary = summarize(records)
+    assert (summary.num_ok, summary.num_failed) == (12, 0)
+    assert summary.num_tokens == sum(request.max_tokens for request in workload.requests)
+    assert goodput(records, Slo(ttft_ms=60_000, tpot_ms=60_000)).attainment == 1.0
+    assert goodput(records, Slo(ttft_ms=1e-6)).attainment == 0.0
+
+
+@pytest.mark.parametrize("way", WAYS)
+async def test_equal_blocks_of_a_trace_hit_the_prefix_cache(cluster: Serving, way: str) -> None:
+    rows = [TraceRow(float(at_s), 2000, 3, (1, 2, 3, 4 + at_s)) for at_s in range(4)]
+    trace = trace_workload(Trace("made", tuple(rows)), block_tokens=16, vocab_size=VOCAB_SIZE)
+    async with client_of(cluster, way) as client:
+        await client.served()
+        # One after the other, so that each finds what the one before has left.
+        records = [(await run(Workload("one", (each,)).at_rate(1), client))[0] for each in trace.requests]
+    assert [record.num_prompt_tokens for record in records] == [64] * 4
+    assert [record.num_cached_tokens for record in records] == [0, 48, 48, 48]
+
+
+async def test_a_chat_is_loaded_with_text(cluster: Serving) -> None:
+    workload = in_words(random_workload(4, 10, 6, vocab_size=VOCAB_SIZE)).at_rate(100)
+    async with client_of(cluster, "http", Api.CHAT) as client:
+        await client.served()
+        records = await run(workload, client)
+    assert all(record.is_ok and record.num_tokens == 6 for record in records)
+    assert all(record.num_prompt_tokens > 10 for record in records)
+
+
+@pytest.mark.parametrize(("way", "code"), [("grpc", "INVALID_ARGUMENT"), ("http", "400")])
+async def test_a_refused_request_is_a_failure_with_its_code(cluster: Serving, way: str, code: str) -> None:
+    fits = PlannedRequest(0.0, (5, 6, 7), 4, 3)
+    too_long = PlannedRequest(0.0, (5, 6, 7), MAX_LEN, 3)
+    async with client_of(cluster, way) as client:
+        await client.served()
+        good, bad = await run(Workload("made", (fits, too_long)), client)
+    assert good.is_ok
+    assert bad.failure is not None
+    assert bad.failure.code == code
+    assert str(MAX_LEN) in bad.failure.message
