@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import codecs
 from collections.abc import Sequence
 
 from pdserve.v1 import generation_pb2
@@ -38,13 +39,15 @@ class CompletionLogprobs:
         self._codec = codec
         self._style = style
         self._offset = 0
+        # A character counts where it is whole.
+        self._decoder = codecs.getincrementaldecoder("utf-8")(errors="replace")
 
     def of(self, positions: Sequence[generation_pb2.PositionLogprobs]) -> dict[str, object]:
         """`top_logprobs` holds the chosen token too, whether or not it is among the likeliest."""
         offsets: list[int] = []
         for position in positions:
             offsets.append(self._offset)
-            self._offset += len(self._codec.text_of(position.chosen.token_id))
+            self._offset += len(self._decoder.decode(self._codec.bytes_of(position.chosen.token_id)))
         return {
             "tokens": [self._name(each.chosen) for each in positions],
             "token_logprobs": [max(each.chosen.logprob, _LOWEST) for each in positions],
@@ -61,4 +64,11 @@ class CompletionLogprobs:
 
 
 def _name(codec: TextCodec, style: Style, token_id: int) -> str:
-    return f"token_id:{token_id}" if style.tokens_as_ids else codec.text_of(token_id)
+    """A token that is part of a character has no text: as with OpenAI its bytes name it."""
+    if style.tokens_as_ids:
+        return f"token_id:{token_id}"
+    raw = codec.bytes_of(token_id)
+    try:
+        return raw.decode()
+    except UnicodeDecodeError:
+        return "bytes:" + "".join(f"\\x{byte:02x}" for byte in raw)

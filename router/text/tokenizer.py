@@ -15,7 +15,7 @@ from pdserve.v1.errors import InvalidArgument, ResourceExhausted
 from router.text.chat_template import ChatTemplate
 from router.text.detokenizer import ByteLevelDetokenizer, ByteVocabulary, Detokenizer, WindowDetokenizer
 from router.text.model_folder import ModelFolder
-from router.text.token_text import TokenText
+from router.text.token_bytes import TokenBytes
 
 # Characters that take about a millisecond.
 SHORT_TEXT = 4096
@@ -32,7 +32,7 @@ class TextCodec:
         )
         decoder = json.loads(folder.tokenizer.to_str()).get("decoder") or {}
         self._bytes = ByteVocabulary(folder.tokenizer) if decoder.get("type") == "ByteLevel" else None
-        self._token_text = TokenText(folder.tokenizer, self._bytes)
+        self._token_bytes = TokenBytes(folder.tokenizer, self._bytes)
         self._threads = ThreadPoolExecutor(max_workers=1, thread_name_prefix="tokenize")
         self._num_long_texts = 0
 
@@ -45,10 +45,7 @@ class TextCodec:
 
     def bytes_of(self, token_id: int) -> bytes:
         """One token's own; empty for an id that no token has."""
-        return self._token_text.bytes_of(token_id)
-
-    def text_of(self, token_id: int) -> str:
-        return self._token_text.text_of(token_id)
+        return self._token_bytes.bytes_of(token_id)
 
     def detokenizer(self) -> Detokenizer:
         if self._bytes is not None:

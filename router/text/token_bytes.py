@@ -1,5 +1,4 @@
-"""One token's own bytes and text, as log-probabilities name it. Unlike in an answer's text, special tokens
-have theirs, and a token that is part of a character shows U+FFFD."""
+"""One token's own bytes, as log-probabilities name it. Unlike in an answer, special tokens have some."""
 
 from __future__ import annotations
 
@@ -14,7 +13,7 @@ _BYTE = re.compile(r"<0x([0-9A-Fa-f]{2})>")
 _SPACE = "\N{LOWER ONE EIGHTH BLOCK}"
 
 
-class TokenText:
+class TokenBytes:
     def __init__(self, tokenizer: Tokenizer, byte_level: ByteVocabulary | None) -> None:
         self._tokenizer = tokenizer
         self._byte_level = byte_level
@@ -26,9 +25,6 @@ class TokenText:
         if known is None:
             known = self._known[token_id] = self._look_up(token_id)
         return known
-
-    def text_of(self, token_id: int) -> str:
-        return self.bytes_of(token_id).decode(errors="replace")
 
     def _look_up(self, token_id: int) -> bytes:
         token = self._tokenizer.id_to_token(token_id)
