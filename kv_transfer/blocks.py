@@ -76,7 +76,7 @@ class HostBlocks:
     def write(self, block_ids: Sequence[int], layers: range, data: Payload) -> None:
         """One step of Python for all blocks, and other threads run while the bytes are copied."""
         pieces = np.frombuffer(host_bytes(data), np.uint8).reshape(len(block_ids), len(layers), -1)
-        self._cells[list(block_ids), layers.start : layers.stop] = pieces
+        self._cells[_rows(block_ids), layers.start : layers.stop] = pieces
 
     def write_cells(self, block_ids: Sequence[int], cells: Cells) -> None:
         """`write`, straight from where the cells lie: their bytes are copied once."""
@@ -209,6 +209,13 @@ def parts(items: Sequence[_T], neighbours: Sequence[int]) -> Iterator[Sequence[_
         end = begin + abs(length)
         yield items[begin:end] if length > 0 else items[begin:end][::-1]
         begin = end
+
+
+def _rows(block_ids: Sequence[int]) -> slice | list[int]:
+    """An index of an array of blocks; numpy copies half as fast by a list."""
+    if all(second - first == 1 for first, second in pairwise(block_ids)):
+        return slice(block_ids[0], block_ids[0] + len(block_ids))
+    return list(block_ids)
 
 
 def _by_token(layout: KVLayout) -> tuple[int, int, int]:
