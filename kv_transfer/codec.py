@@ -54,16 +54,31 @@ def encode(header: Header, payload: Sequence[Buffer] = ()) -> bytes:
 
 def decode(raw: bytes) -> tuple[Header, memoryview]:
     """The header and the payload (a view into `raw`). Raises FrameError."""
-    view = memoryview(raw)
+    header, payload = _take_header(memoryview(raw))
+    if len(payload) > 0 and not isinstance(header, Blocks):
+        raise FrameError(f"{len(payload)} bytes of payload behind {type(header).__name__}")
+    return header, payload
+
+
+def decode_answers(raw: bytes) -> list[Ack | Refused]:
+    """What D says: answers without payload, one behind the other, at least one. Raises FrameError."""
+    answers: list[Ack | Refused] = []
+    rest = memoryview(raw)
+    while rest or not answers:
+        header, rest = _take_header(rest)
+        if not isinstance(header, Ack | Refused):
+            raise FrameError(f"{type(header).__name__} came from the wrong side")
+        answers.append(header)
+    return answers
+
+
+def _take_header(view: memoryview) -> tuple[Header, memoryview]:
+    """And what is behind it."""
     length = int.from_bytes(view[:PREFIX_BYTES], "little")
     end = PREFIX_BYTES + length
     if len(view) < PREFIX_BYTES or not 0 < length <= MAX_HEADER_BYTES or end > len(view):
         raise FrameError(f"a header of {length} bytes in a frame of {len(view)}")
-    header = _parse(view[PREFIX_BYTES:end])
-    payload = view[end:]
-    if len(payload) > 0 and not isinstance(header, Blocks):
-        raise FrameError(f"{len(payload)} bytes of payload behind {type(header).__name__}")
-    return header, payload
+    return _parse(view[PREFIX_BYTES:end]), view[end:]
 
 
 def _pack(header: Header) -> list[object]:

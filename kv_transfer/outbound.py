@@ -10,8 +10,8 @@ from dataclasses import replace
 
 from engine.request import NewToken
 from kv_transfer.blocks import BlockStore, Cells
-from kv_transfer.codec import FrameError, decode
-from kv_transfer.frame import Ack, Blocks, Refused
+from kv_transfer.codec import FrameError, decode_answers
+from kv_transfer.frame import Blocks
 from kv_transfer.layout import KVLayout
 from kv_transfer.send_queue import Due, SenderConfig, SendQueue
 from kv_transfer.transfer import PushTarget, Transfer
@@ -151,17 +151,15 @@ class Outbound:
 
     def on_reply(self, raw: bytes) -> None:
         try:
-            header, _ = decode(raw)
-            if not isinstance(header, Ack | Refused):
-                raise FrameError(f"{type(header).__name__} came from the wrong side")
+            answers = decode_answers(raw)
         except FrameError as error:
             self.on_lost(Unavailable(f"no answer but garbage: {error}", reason="KV_STREAM_BROKEN"))
             return
         with self._wake:
-            transfer = self._queue.answered(header)
-            is_over = transfer is not None and self._settle(transfer)
+            answered = [self._queue.answered(header) for header in answers]
+            over = [transfer for transfer in answered if transfer is not None and self._settle(transfer)]
             self._wake.notify_all()
-        if transfer is not None and is_over:
+        for transfer in over:
             transfer.resolve()
 
     def on_lost(self, error: PdserveError) -> None:

@@ -57,7 +57,9 @@ from pdserve.v1.errors import PdserveError
 class ConnectionEvents(Protocol):
     """Called from the transport's threads; must not block."""
 
-    def on_reply(self, raw: bytes) -> None: ...
+    def on_reply(self, raw: bytes) -> None:
+        """One answer of D, or several, one behind the other."""
+        ...
 
     def on_lost(self, error: PdserveError) -> None: ...
 

@@ -20,7 +20,10 @@ import grpc
 from kv_transfer.blocks import Cells
 from kv_transfer.codec import FrameError, encode, max_message_bytes
 from kv_transfer.frame import Header
+from kv_transfer.heap import keep_freed_memory
+from kv_transfer.transport.answers import Answers
 from kv_transfer.transport.base import ConnectionEvents, FrameSink, InboundStream
+from kv_transfer.transport.outgoing import Outgoing
 from kv_transfer.verify import Verify
 from kv_transfer.ways import Way
 from pdserve.v1.errors import PdserveError, Unavailable, from_rpc_error
@@ -92,7 +95,7 @@ class GrpcConnection:
     ) -> None:
         self._channel = channel
         self._events = events
-        self._outgoing = _Handover(send_timeout_s)
+        self._outgoing = Outgoing(send_timeout_s)
         self._call = channel.stream_stream(f"/{SERVICE}/{method}", None, None)(iter(self._outgoing))
         self._reader = threading.Thread(target=self._read, name="kv-acks", daemon=True)
         self._reader.start()
@@ -122,43 +125,6 @@ class GrpcConnection:
             self._events.on_lost(Unavailable(lost, reason="KV_STREAM_BROKEN"))
 
 
-class _Handover:
-    """One frame at a time from the sending thread to gRPC's: `put` waits until the one before was taken."""
-
-    def __init__(self, timeout_s: float) -> None:
-        self._timeout_s = timeout_s
-        self._wake = threading.Condition()
-        self._frame: bytes | None = None
-        self._is_closed = False
-
-    def put(self, frame: bytes) -> None:
-        with self._wake:
-            if not self._wake.wait_for(lambda: self._frame is None or self._is_closed, self._timeout_s):
-                raise Unavailable(f"the peer took nothing for {self._timeout_s} s", reason="KV_SEND_TIMEOUT")
-            if self._is_closed:
-                raise Unavailable("the KV stream is closed", reason="KV_STREAM_BROKEN")
-            self._frame = frame
-            self._wake.notify_all()
-
-    def close(self) -> bool:
-        """Whether it was open until now."""
-        with self._wake:
-            was_open, self._is_closed = not self._is_closed, True
-            self._wake.notify_all()
-            return was_open
-
-    def __iter__(self) -> Iterator[bytes]:
-        while (frame := self._take()) is not None:
-            yield frame
-
-    def _take(self) -> bytes | None:
-        with self._wake:
-            self._wake.wait_for(lambda: self._frame is not None or self._is_closed)
-            frame, self._frame = self._frame, None
-            self._wake.notify_all()
-            return frame
-
-
 class StreamKind(Protocol):
     """D's side of streams that come by a method of their own."""
 
@@ -178,7 +144,7 @@ class StreamKind(Protocol):
 
 
 class GrpcPushServer:
-    """D's side: a thread for each prefill worker that is connected. The ways of `kinds` come first."""
+    """D's side: two threads for each prefill worker that is connected. The ways of `kinds` come first."""
 
     def __init__(
         self,
@@ -213,6 +179,7 @@ class GrpcPushServer:
         return tuple(Way(name, self.address) for name in names)
 
     def start(self) -> None:
+        keep_freed_memory()
         self._server.start()
 
     def stop(self) -> None:
@@ -223,14 +190,28 @@ class GrpcPushServer:
             kind.stop()
 
     def _push(self, frames: Iterator[bytes], peer: str) -> Iterator[bytes]:
+        """Frames are applied on a thread of their own: none of them waits until an answer has left."""
+        answers = Answers()
+        taking = threading.Thread(target=self._take, args=(frames, peer, answers), name="kv-in", daemon=True)
+        taking.start()
+        try:
+            yield from answers
+        finally:
+            taking.join()  # where answers can no longer leave, no frame comes either
+
+    def _take(self, frames: Iterator[bytes], peer: str, answers: Answers) -> None:
         stream = InboundStream(peer, GrpcTransport.name)
+        ended_by: Exception | None = None
         try:
             for raw in frames:
-                reply = self._sink.accept(stream, raw)
-                if reply is not None:
-                    yield reply
+                answer = self._sink.accept(stream, raw)
+                if answer is not None:
+                    answers.put(answer, len(raw))
+        except (FrameError, grpc.RpcError) as error:
+            ended_by = error
         finally:
             self._sink.disconnect(stream)
+            answers.close(ended_by)
 
 
 def _handler(
