@@ -19,7 +19,7 @@ from engine.draws import sample_rows, take_draws
 from engine.errors import CannotFit, IntegrityError
 from engine.kv_pool import AllocateMemory, KVPool, allocate_memory
 from engine.layer_watch import MIN_GROUP_BYTES, LayerListener, LayerWatch, watch_ends
-from engine.limits import check_fits, check_named_ids, engine_limits
+from engine.limits import check_fits, check_named_ids, engine_limits, is_known_token
 from engine.loading import LoadedModel, load_model
 from engine.native.sampling import native_draw
 from engine.prefix import root_hash
@@ -153,13 +153,15 @@ class Engine:
     def add_computed(self, request: SequenceRequest, reservation: BlockReservation, first: NewToken) -> None:
         """The KV of prompt and known tokens is in the reservation's blocks; `first` was drawn elsewhere and
         is not repeated in an output. The sequence decodes from the next step on. ValueError, with nothing
-        changed, if the three do not belong together or `first` ends the sequence.
+        changed, if the three do not belong together, or `first` is no token here or ends the sequence.
         """
         self._check(request)
         num_tokens = len(request.prompt_token_ids) + len(request.known_token_ids)
         num_output = len(request.known_token_ids) + 1
         if reservation.num_tokens != num_tokens or first.position != num_output - 1:
             raise ValueError(f"{request.sequence_id}: reservation, first token and request do not match")
+        if not is_known_token(self.limits, first):
+            raise ValueError(f"{request.sequence_id}: its first token is outside the vocabulary")
         if finish_reason(request.stop, self.model.eos_token_ids, first.token_id, num_output) is not None:
             raise ValueError(f"{request.sequence_id} ended with its first token")
         block_table = array("i", self._reservations.claim(reservation))

@@ -8,7 +8,7 @@ from engine.config import DEFAULT_KV_CACHE_BYTES, EngineConfig
 from engine.errors import CannotFit, ModelError
 from engine.layout import KVLayout
 from engine.loading import LoadedModel
-from engine.request import EngineLimits, SequenceRequest
+from engine.request import EngineLimits, NewToken, SequenceRequest
 
 
 def engine_limits(model: LoadedModel, config: EngineConfig, layout: KVLayout) -> EngineLimits:
@@ -47,3 +47,11 @@ def check_named_ids(limits: EngineLimits, request: SequenceRequest) -> None:
     ids = [*request.stop.stop_token_ids, *(token_id for token_id, _ in request.sampling.logit_bias)]
     if ids and (min(ids) < 0 or max(ids) >= limits.vocab_size):
         raise CannotFit(f"a stop or bias id is outside the vocabulary of {limits.vocab_size}")
+
+
+def is_known_token(limits: EngineLimits, token: NewToken) -> bool:
+    """Whether a token that was drawn elsewhere, and what is said of its rivals, is in the vocabulary."""
+    ids = [token.token_id]
+    if token.logprobs is not None:
+        ids += [each.token_id for each in (token.logprobs.chosen, *token.logprobs.top)]
+    return min(ids) >= 0 and max(ids) < limits.vocab_size

@@ -14,6 +14,7 @@ from engine.layer_watch import LayerWatch
 from engine.native.library import (
     LayerWeights,
     ModelWeights,
+    NativeError,
     NativeLibrary,
     Step,
 )
@@ -128,9 +129,11 @@ class NativeRun:
     def run_layers(self, batch: PackedBatch, layers: range) -> torch.Tensor:
         """Some neighbouring layers of a step, so that something can be done between groups of them: the
         groups of one step come in order, with no other step between them. Behind the last layer, logits;
-        before that, nothing is written to what is returned.
+        before that, nothing is written to what is returned. Raises NativeError.
         """
         decoder = self._decoder
+        if layers.start == 0:
+            _check_token_ids(batch.input_ids, decoder.vocab_size)
         logits = torch.empty(len(batch.logit_rows), decoder.vocab_size)
         step = Step(
             num_threads=torch.get_num_threads(),
@@ -147,6 +150,13 @@ class NativeRun:
         )
         decoder.library.run_layers(decoder.weights, self._workspace, step)
         return logits
+
+
+def _check_token_ids(token_ids: torch.Tensor, vocab_size: int) -> None:
+    """The kernels read the row that an id names, wherever in memory that is."""
+    least, largest = (int(each) for each in token_ids.aminmax())
+    if least < 0 or largest >= vocab_size:
+        raise NativeError(f"token ids {least} to {largest} reach outside the vocabulary of {vocab_size}")
 
 
 def _side_by_side(pair: Sequence[torch.Tensor]) -> torch.Tensor:

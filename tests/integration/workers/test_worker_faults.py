@@ -13,6 +13,7 @@ from decode_worker.config import DecodeConfig
 from engine.config import EngineConfig
 from engine.engine import Engine
 from engine.loop import EngineLoop
+from kv_transfer import codec
 from kv_transfer.send_queue import SenderConfig
 from kv_transfer.transport.memory import Faults
 from pdserve.v1 import worker_pb2, worker_pb2_grpc
@@ -38,6 +39,22 @@ async def failure_of(way: Route, sequence: worker_pb2.SequenceSpec) -> PdserveEr
     output = await asyncio.wait_for(way.decoder.queue((sequence.transfer_id, sequence.epoch)).get(), 5)
     assert isinstance(output, PdserveError), output
     return output
+
+
+@pytest.mark.parametrize("forged", [512, 2**32 - 1])
+async def test_a_commit_with_a_token_that_there_is_not_fails_its_own_request_only(
+    cluster: Cluster, reference: Reference, monkeypatch: pytest.MonkeyPatch, forged: int
+) -> None:
+    way = await route(cluster)
+    neighbour = spec(prompt(30), 500)
+    going_on = asyncio.create_task(way.generate(neighbour))
+    await way.decoder.seen((neighbour.transfer_id, 0))
+    monkeypatch.setattr(codec, "_pack_token", lambda first: [first.position, forged, []])
+    with pytest.raises(Internal, match="outside the vocabulary"):
+        await way.generate(spec(prompt(40), 6))
+    monkeypatch.undo()
+    assert len((await way.generate(spec(prompt(40), 3))).ids) == 3
+    reference.assert_follows(prompt(30), (await going_on).ids)
 
 
 @pytest.mark.parametrize("frame", [1, 2])

@@ -12,7 +12,7 @@ import pytest
 
 from engine.errors import CannotFit, NoRoom
 from engine.request import NewToken
-from engine.sampling import SamplingParams
+from engine.sampling import PositionLogprobs, SamplingParams, TokenLogprob
 from tests.unit.engine.driving import drain, generate, hand_over, prompt, request, reserve, tokens_of
 
 BLOCK = 16
@@ -91,6 +91,35 @@ def test_what_does_not_belong_together_changes_nothing(engine):
     assert engine.snapshot().num_reservations == 1
     assert not engine.has_work
     engine.release_reservation(reservation)
+
+
+@pytest.mark.parametrize("compile", ["auto", "off"])
+@pytest.mark.parametrize("token_id", [512, 2**24, 2**32 - 1, -1])
+def test_a_first_token_outside_the_vocabulary_is_refused_and_neighbours_go_on(token_id, compile, make_engine):
+    engine = make_engine(compile=compile)
+    neighbour, item = request(prompt(9), 4), request(prompt(20), 5)
+    engine.add(neighbour)
+    reservation = reserve(engine, item)
+    far = TokenLogprob(token_id, -1.0)
+    for first in (
+        NewToken(0, token_id, None),
+        NewToken(0, 3, PositionLogprobs(TokenLogprob(3, -0.5), (far,))),
+    ):
+        with pytest.raises(ValueError, match=r"outside the vocabulary"):
+            engine.add_computed(item, reservation, first)
+    assert engine.snapshot().num_reservations == 1
+    assert len(tokens_of(drain(engine)[neighbour.sequence_id])) == 4
+    engine.release_reservation(reservation)
+
+
+@pytest.mark.parametrize("token_id", [512, 2**32 - 1, -1])
+def test_prompts_and_known_tokens_outside_the_vocabulary_are_refused(token_id, engine):
+    for ids, known in (((5, token_id), ()), ((5,), (7, token_id))):
+        with pytest.raises(CannotFit, match="outside the vocabulary"):
+            engine.add(request(ids, 8, known=known))
+        with pytest.raises(CannotFit, match="outside the vocabulary"):
+            engine.reserve((*ids, *known), 8)
+    assert not engine.has_work
 
 
 def test_a_quarantine_gives_back_what_nobody_writes_and_keeps_the_rest(engine):

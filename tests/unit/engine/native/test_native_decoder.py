@@ -18,6 +18,7 @@ from engine.kv_pool import KVPool
 from engine.loading import LoadedModel, load_model
 from engine.native.build import NativeUnavailable
 from engine.native.decoder import NativeRun
+from engine.native.library import NativeError
 from engine.native.recognise import recognise
 from engine.runner import ModelRunner
 from tests.families import SERVED
@@ -205,6 +206,14 @@ def test_layers_can_be_run_in_groups(tmp_path):
         assert torch.equal(done, whole[:3, : layers.stop, :, :, :8])
         assert pool.tensor[:3, layers.stop :].isnan().all()
     assert torch.equal(logits, expected)
+
+
+@pytest.mark.parametrize("token_id", [VOCAB_SIZE, 2**40, -1])
+def test_a_token_id_that_names_no_row_is_refused_before_any_is_read(token_id, tmp_path):
+    model = load(tiny_model(tmp_path))
+    runner = ModelRunner(model, pool_of(model))
+    with pytest.raises(NativeError, match=f"outside the vocabulary of {VOCAB_SIZE}"):
+        runner.run([BatchRow((3, token_id), 0, (0,)), BatchRow((7,), 0, (9,))], [1, 1])
 
 
 def test_the_weights_are_held_once(tmp_path):
