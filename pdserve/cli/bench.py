@@ -22,6 +22,7 @@ from pdserve.bench.transfer_plan import Plan as TransferPlan
 from pdserve.bench.transfer_plan import parse_tokens
 from pdserve.cli import transfer_report
 from pdserve.cli.bench_report import as_object, show
+from pdserve.cli.bench_serve import serve
 from pdserve.cli.check import AsJson
 from pdserve.cli.console import INTERRUPTED, err, write
 from pdserve.cli.up import interrupted
@@ -32,6 +33,8 @@ app = typer.Typer(
     rich_markup_mode="rich",
     help="Measure what this machine gives, and what of it is reached.",
 )
+
+app.command("serve")(serve)
 
 
 class Dtype(Enum):

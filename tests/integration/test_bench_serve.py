@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import asyncio
 import itertools
+import json
+import signal
+import sys
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -22,6 +26,7 @@ from pdserve.bench.serve.summary import summarize
 from pdserve.bench.serve.trace import Trace, TraceRow
 from pdserve.bench.serve.workload import PlannedRequest, Workload
 from pdserve.bench.serve.workloads import random_workload, trace_workload
+from tests.integration.router.harness import until
 from tests.models import MAX_LEN, VOCAB_SIZE, tiny_model
 from tests.serving import Serving, serving
 
@@ -111,3 +116,51 @@ async def test_a_refused_request_is_a_failure_with_its_code(cluster: Serving, wa
     assert bad.failure is not None
     assert bad.failure.code == code
     assert str(MAX_LEN) in bad.failure.message
+
+
+async def command(*arguments: str) -> asyncio.subprocess.Process:
+    return await asyncio.create_subprocess_exec(
+        *(sys.executable, "-m", "pdserve.cli.main", "bench", "serve", *arguments),
+        stdout=asyncio.subprocess.PIPE,
+        stderr=asyncio.subprocess.PIPE,
+    )
+
+
+@pytest.mark.parametrize("way", WAYS)
+async def test_the_command_reports_as_json_and_plots(cluster: Serving, way: str, tmp_path: Path) -> None:
+    where = (
+        ("--address", cluster.server.address)
+        if way == "grpc"
+        else ("--url", f"http://{cluster.server.http_address}", "--vocab-size", str(VOCAB_SIZE))
+    )
+    plot, whole = tmp_path / "plot.png", tmp_path / "whole.json"
+    process = await command(
+        *where,
+        *("--workload", "prefix", "--prefix-tokens", "32", "--input-tokens", "8", "--output-tokens", "4"),
+        *("--requests", "6", "--goodput", "ttft:60000", "tpot:60000", "--find-goodput", "--rates", "40,80"),
+        *("--json", "--plot", str(plot), "--output", str(whole)),
+    )
+    told, errors = await asyncio.wait_for(process.communicate(), 90)
+    assert process.returncode == 0, errors.decode()
+    report = json.loads(told)
+    assert [run["workload"]["rate"] for run in report["runs"]] == pytest.approx([40, 80])
+    assert all((run["num_ok"], run["attainment"]) == (6, 1.0) for run in report["runs"])
+    assert (report["goodput"]["rate"], report["goodput"]["is_above"]) == (None, True)
+    assert plot.stat().st_size > 0
+    assert len(json.loads(whole.read_text())["runs"][1]["requests"]) == 6
+
+
+async def test_ctrl_c_cancels_what_is_out(cluster: Serving) -> None:
+    process = await command(
+        *("--address", cluster.server.address, "--rate", "inf", "--requests", "4"),
+        *("--input-tokens", "8", "--output-tokens", "1500"),
+    )
+    try:
+        await until(lambda: sum(worker.describe().load.num_running for worker in cluster.workers) >= 4, 60)
+        process.send_signal(signal.SIGINT)
+        _, errors = await asyncio.wait_for(process.communicate(), 30)
+    finally:
+        if process.returncode is None:
+            process.kill()
+    assert process.returncode == 130
+    assert "interrupted" in errors.decode()

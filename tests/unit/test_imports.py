@@ -58,6 +58,7 @@ ONLY_IN = {
         "pdserve.bench",
     },
     "aiohttp": {"pdserve.bench"},
+    "matplotlib": {"pdserve.bench"},
     "typer": {"pdserve.cli"},
     "rich": {"pdserve.cli"},
 }

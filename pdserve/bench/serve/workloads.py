@@ -37,8 +37,13 @@ def random_workload(
     burstiness: float = 1.0,
     vocab_size: int,
     seed: int = 0,
+    prompt_seed: int | None = None,
 ) -> Workload:
-    """Lengths are even over (1 ± range_ratio) times what is given; no two prompts begin alike."""
+    """Lengths are even over (1 ± range_ratio) times what is given; no two prompts begin alike.
+
+    `prompt_seed` draws the prompts' tokens, `seed` (if None, those too) everything else: the same load again,
+    with prompts that no cache has seen.
+    """
     return shared_prefix_workload(
         num_requests,
         1,
@@ -49,6 +54,7 @@ def random_workload(
         burstiness=burstiness,
         vocab_size=vocab_size,
         seed=seed,
+        prompt_seed=prompt_seed,
         name="random",
     )
 
@@ -64,13 +70,14 @@ def shared_prefix_workload(
     burstiness: float = 1.0,
     vocab_size: int,
     seed: int = 0,
+    prompt_seed: int | None = None,
     name: str = "prefix",
 ) -> Workload:
     """Each prompt is one of `num_prefixes` beginnings, drawn evenly, and `num_prompt_tokens` of its own."""
     if not 0 <= range_ratio < 1:
         raise BenchError(f"a range ratio of {range_ratio:g}: it is at least 0 and less than 1")
     rng = np.random.default_rng(seed)
-    prompts = TokenPrompts(vocab_size, seed)
+    prompts = TokenPrompts(vocab_size, seed if prompt_seed is None else prompt_seed)
     times = random_arrivals(num_requests, burstiness, rng)
     own = _around(num_prompt_tokens, range_ratio, num_requests, rng)
     answers = _around(num_tokens, range_ratio, num_requests, rng)
@@ -96,6 +103,7 @@ def trace_workload(
 
     `block_tokens`: every block of a trace that has them, the last too, becomes one of so many tokens, which
     keeps shared beginnings exact at shorter lengths; None: true lengths. Answers keep theirs.
+    `seed` draws the prompts' tokens and nothing else.
     """
     if block_tokens is not None and any(row.block_ids is None for row in trace.rows):
         raise BenchError(f"{trace.name} has no blocks that could be made shorter")

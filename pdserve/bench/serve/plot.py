@@ -1,0 +1,103 @@
+"""Latency over time and attainment over rate, as a PNG, SVG or PDF (by the file's ending)."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from importlib.util import find_spec
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from pdserve.bench.errors import BenchError
+from pdserve.bench.serve.goodput import Slo
+from pdserve.bench.serve.load_test import Report
+from pdserve.bench.serve.records import RequestRecord
+from pdserve.bench.serve.sweep import Crossing
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+
+ENDINGS = (".png", ".svg", ".pdf")
+_NUM_WINDOWS = 40
+_COLORS = ("tab:blue", "tab:orange", "tab:green", "tab:red", "tab:purple", "tab:brown")
+
+
+def check_can_plot(path: Path) -> None:
+    """Before anything is measured. Raises BenchError."""
+    if path.suffix.lower() not in ENDINGS:
+        raise BenchError(f"{path}: a plot's file ends in {', '.join(ENDINGS)}")
+    if not path.absolute().parent.is_dir():
+        raise BenchError(f"{path}: there is no such folder")
+    if find_spec("matplotlib") is None:
+        raise BenchError("a plot wants matplotlib: pip install 'pdserve[plot]'")
+
+
+def plot_report(report: Report, path: Path) -> None:
+    """The last run's latencies; beside them, of a search, its attainment."""
+    from matplotlib.figure import Figure
+
+    num_columns = 2 if report.crossing is None else 3
+    figure = Figure(figsize=(5.2 * num_columns, 3.8), layout="constrained")
+    axes = figure.subplots(1, num_columns)
+    records = report.runs[-1].records
+    plot_ttft(axes[0], records, report.slo)
+    plot_itl(axes[1], records)
+    if report.crossing is not None:
+        plot_attainment(axes[2], {report.served.model: report.crossing}, str(report.slo))
+    rate = report.runs[-1].workload.rate
+    figure.suptitle(f"{report.served.model}, {report.runs[-1].workload.name} at {rate:.3g} requests/s")
+    figure.savefig(path, dpi=120)
+
+
+def plot_ttft(axes: Axes, records: Sequence[RequestRecord], slo: Slo | None) -> None:
+    """One dot a request, at its scheduled time."""
+    done = [(record.scheduled_s, record.ttft_s) for record in records if record.is_ok]
+    points = [(at_s, ttft_s * 1e3) for at_s, ttft_s in done if ttft_s is not None]
+    axes.scatter([at_s for at_s, _ in points], [ms for _, ms in points], s=9, label="TTFT")
+    failed = [record.scheduled_s for record in records if not record.is_ok]
+    if failed:
+        axes.scatter(failed, [0.0] * len(failed), s=16, marker="x", color="tab:red", label="failed")
+    if slo is not None and slo.ttft_ms is not None:
+        axes.axhline(slo.ttft_ms, color="gray", linestyle="--", linewidth=1, label="objective")
+    axes.set(xlabel="scheduled at, s", ylabel="TTFT, ms", ylim=(0, None))
+    axes.legend(fontsize="small")
+
+
+def plot_itl(axes: Axes, records: Sequence[RequestRecord]) -> None:
+    """Percentiles of the gaps that ended in each of some equal spans of time."""
+    ends = np.array([at_s for record in records if record.is_ok for at_s in record.arrivals_s[1:]])
+    gaps = np.array([gap for record in records if record.is_ok for gap in record.gaps_s]) * 1e3
+    axes.set(xlabel="at, s", ylabel="ITL, ms")
+    if not len(gaps):
+        return
+    edges = np.linspace(0.0, float(ends.max()), _NUM_WINDOWS + 1)
+    which = np.clip(np.digitize(ends, edges) - 1, 0, _NUM_WINDOWS - 1)
+    spans = [index for index in range(_NUM_WINDOWS) if (which == index).any()]
+    for percent, label in ((50, "p50"), (99, "p99"), (100, "largest")):
+        values = [float(np.percentile(gaps[which == index], percent)) for index in spans]
+        axes.plot([float(edges[index : index + 2].mean()) for index in spans], values, label=label)
+    axes.set_yscale("log")
+    axes.legend(fontsize="small")
+
+
+def plot_attainment(axes: Axes, curves: Mapping[str, Crossing], title: str) -> None:
+    """One line for each of what is compared, with a mark where it falls through the target."""
+    for index, (name, found) in enumerate(curves.items()):
+        color = _COLORS[index % len(_COLORS)]
+        rates = [point.rate for point in found.points]
+        axes.plot(
+            rates,
+            [100 * point.attainment for point in found.points],
+            "o-",
+            markersize=3,
+            color=color,
+            label=name,
+        )
+        if found.rate is not None:
+            axes.plot([found.rate], [100 * found.target], "v", color=color)
+            axes.annotate(f"{found.rate:.2f}", (found.rate, 100 * found.target), fontsize="small", ha="left")
+    for target in {found.target for found in curves.values()}:
+        axes.axhline(100 * target, color="gray", linestyle="--", linewidth=1)
+    axes.set(xlabel="requests/s", ylabel="requests within the objectives, %", ylim=(-2, 102), title=title)
+    axes.legend(fontsize="small")

@@ -1,0 +1,252 @@
+"""`pdserve bench serve`."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import math
+import secrets
+import signal
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager, contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+import typer
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeElapsedColumn
+
+from pdserve.bench.errors import BenchError
+from pdserve.bench.serve.choice import Kind, WorkloadChoice
+from pdserve.bench.serve.client import Sampling, ServeClient
+from pdserve.bench.serve.goodput import Slo, parse_slo
+from pdserve.bench.serve.grpc_client import GrpcClient
+from pdserve.bench.serve.http_client import Api, Endpoint, HttpClient
+from pdserve.bench.serve.load_test import LoadTest, Report, Search
+from pdserve.bench.serve.plot import check_can_plot, plot_report
+from pdserve.bench.serve.records import RequestRecord
+from pdserve.bench.serve.sweep import TARGET
+from pdserve.bench.serve.workloads import Limits
+from pdserve.cli import serve_options as options
+from pdserve.cli.check import AsJson
+from pdserve.cli.console import INTERRUPTED, err, write
+from pdserve.cli.serve_report import as_object, show
+from pdserve.cli.target import Address, Name, router_address
+from pdserve.cli.up import interrupted
+from pdserve.client import Client
+
+_PROMPT_SEEDS = 2**31
+_CLUSTER_TIMEOUT_S = 20.0
+
+
+def serve(
+    objectives: options.MoreObjectives = None,
+    url: options.Url = None,
+    address: Address = None,
+    name: Name = None,
+    http: options.Http = False,
+    api: options.AsApi = Api.COMPLETIONS,
+    model: options.Model = None,
+    api_key: options.ApiKey = None,
+    extra_body: options.ExtraBody = "{}",
+    timeout: options.Timeout = 600.0,
+    workload: options.AsWorkload = options.Made.RANDOM,
+    trace: options.TraceFile = None,
+    sharegpt: options.ShareGpt = None,
+    tokenizer: options.Tokenizer = None,
+    requests: options.NumRequests = None,
+    input_tokens: options.InputTokens = 512,
+    output_tokens: options.OutputTokens = 128,
+    range_ratio: options.RangeRatio = 0.0,
+    prefix_tokens: options.PrefixTokens = 512,
+    prefixes: options.NumPrefixes = 1,
+    trace_start: options.TraceStart = 0.0,
+    block_tokens: options.BlockTokens = None,
+    max_input_tokens: options.MaxInput = None,
+    max_output_tokens: options.MaxOutput = None,
+    text: options.AsText = False,
+    vocab_size: options.VocabSize = None,
+    temperature: options.Temperature = 0.0,
+    stop_at_eos: options.StopAtEos = False,
+    rate: options.Rate = None,
+    burstiness: options.Burstiness = 1.0,
+    seed: options.Seed = 0,
+    prompt_seed: options.PromptSeed = None,
+    goodput: options.GoodputOption = None,
+    find_goodput: options.FindGoodput = False,
+    rates: options.Rates = None,
+    target: options.Target = TARGET,
+    plot: options.Plot = None,
+    output: options.Output = None,
+    as_json: AsJson = False,
+) -> None:
+    """Load a running server as its users would, and report what they felt.
+
+    The loop is open: each request is sent at its time, whatever is outstanding then, and TTFT counts from
+    that time. Speaks to a cluster over gRPC, or over HTTP to any server with OpenAI's API.
+
+    Examples:
+        pdserve bench serve --rate 2 --requests 200 --input-tokens 500 --output-tokens 100
+        pdserve bench serve --trace AzureLLMInferenceTrace_conv.csv --requests 200 --rate 0.5
+        pdserve bench serve --workload conversation --goodput ttft:2000 tpot:40 --find-goodput --plot g.png
+        pdserve bench serve --url http://127.0.0.1:8000 --rate 2 --json
+    """
+    if trace is not None and sharegpt is not None:
+        raise typer.BadParameter("give --trace or --sharegpt, not both")
+    kind = Kind(workload.value)
+    if trace is not None or sharegpt is not None:
+        kind = Kind.TRACE if trace is not None else Kind.DIALOGUES
+    choice = WorkloadChoice(
+        kind=kind,
+        file=trace or sharegpt,
+        num_requests=requests,
+        rate=rate,
+        burstiness=burstiness,
+        num_prompt_tokens=input_tokens,
+        num_tokens=output_tokens,
+        range_ratio=range_ratio,
+        num_prefixes=prefixes,
+        num_prefix_tokens=prefix_tokens,
+        trace_start_s=trace_start,
+        block_tokens=block_tokens,
+        limits=Limits(max_input_tokens, max_output_tokens),
+        tokenizer=tokenizer,
+        is_text=text or api is Api.CHAT,
+        seed=seed,
+    )
+    slo = _slo(goodput, objectives)
+    test = LoadTest(
+        choice=choice,
+        prompt_seed=secrets.randbelow(_PROMPT_SEEDS) if prompt_seed is None else prompt_seed,
+        vocab_size=vocab_size,
+        slo=slo,
+        search=_search(find_goodput, rates, rate, target, slo),
+    )
+    if url is not None and (address is not None or name is not None or http):
+        raise typer.BadParameter("--url stands for itself: no --address, --name or --http beside it")
+    router = None if url else router_address(address, name)
+    where = _Where(url, router, http, api, model, api_key, options.parse_object(extra_body))
+    for path in filter(None, (plot, output)):
+        _check_folder(path)
+    if plot is not None:
+        check_can_plot(plot)
+    signal.signal(signal.SIGTERM, interrupted)
+    try:
+        report = asyncio.run(_measure(test, where, Sampling(temperature, not stop_at_eos), timeout))
+    except KeyboardInterrupt:
+        err.print("interrupted: what was out has been cancelled")
+        raise typer.Exit(INTERRUPTED) from None
+    if as_json:
+        write(json.dumps(as_object(report)) + "\n")
+    else:
+        show(report)
+    if output is not None:
+        output.write_text(json.dumps(as_object(report, with_requests=True)) + "\n")
+    if plot is not None:
+        plot_report(report, plot)
+
+
+@dataclass(frozen=True, slots=True)
+class _Where:
+    url: str | None
+    router: str | None  # of a cluster
+    is_http: bool
+    api: Api
+    model: str | None
+    api_key: str | None
+    extra_body: dict[str, object]
+
+
+def _slo(parts: list[str] | None, more: list[str] | None) -> Slo | None:
+    """`--goodput ttft:2000 tpot:40`: what stands behind the first is an argument to the parser."""
+    if more and not parts:
+        raise typer.BadParameter(f"unexpected: {' '.join(more)}")
+    try:
+        return parse_slo([*parts, *(more or ())]) if parts else None
+    except BenchError as error:
+        raise typer.BadParameter(f"--goodput {error}") from None
+
+
+def _search(
+    is_wanted: bool, rates: str | None, rate: float | None, target: float, slo: Slo | None
+) -> Search | None:
+    if not is_wanted:
+        if rates is not None:
+            raise typer.BadParameter("--rates is for --find-goodput")
+        return None
+    if slo is None:
+        raise typer.BadParameter("--find-goodput wants --goodput")
+    start = 1.0 if rate is None or math.isinf(rate) else rate
+    return Search(options.parse_rates(rates) or (start,), target)
+
+
+def _check_folder(path: Path) -> None:
+    if not path.absolute().parent.is_dir():
+        raise BenchError(f"{path}: there is no such folder")
+
+
+async def _measure(test: LoadTest, where: _Where, sampling: Sampling, timeout_s: float) -> Report:
+    async with _client(where, sampling, timeout_s) as client:
+        with _shown_progress() as progress:
+            return await test.measure(client, progress)
+
+
+@asynccontextmanager
+async def _client(where: _Where, sampling: Sampling, timeout_s: float) -> AsyncIterator[ServeClient]:
+    if where.url is None and where.router is not None and not where.is_http and where.api is not Api.CHAT:
+        async with GrpcClient(where.router, sampling, timeout_s) as over_grpc:
+            yield over_grpc
+        return
+    url = where.url or await _http_of(where.router or "")
+    api_key = where.api_key if where.url else None
+    endpoint = Endpoint(url, where.api, where.model, api_key, where.extra_body)
+    async with HttpClient(endpoint, sampling, timeout_s) as over_http:
+        yield over_http
+
+
+async def _http_of(router: str) -> str:
+    async with Client(router) as client:
+        cluster = await client.get_cluster(timeout=_CLUSTER_TIMEOUT_S)
+    if cluster.router_http is None:
+        raise BenchError(f"cluster {cluster.name} serves no HTTP: set router.http in its YAML")
+    return f"http://{cluster.router_http}"
+
+
+class _Shown:
+    """A bar of requests that have ended, with how many are out and have failed."""
+
+    def __init__(self, bar: Progress) -> None:
+        self._bar = bar
+        self._task: TaskID | None = None
+        self._title = ""
+        self._num_out = self._num_failed = 0
+
+    def begin(self, num_requests: int, rate: float) -> _Shown:
+        if self._task is not None:
+            self._bar.remove_task(self._task)
+        self._title = f"{rate:.3g} requests/s"
+        self._num_out = self._num_failed = 0
+        self._task = self._bar.add_task(self._title, total=num_requests)
+        return self
+
+    def sent(self) -> None:
+        self._num_out += 1
+        self._show()
+
+    def ended(self, record: RequestRecord) -> None:
+        self._num_out -= 1
+        self._num_failed += not record.is_ok
+        self._show(advance=1)
+
+    def _show(self, advance: int = 0) -> None:
+        failed = f", [red]{self._num_failed} failed[/]" if self._num_failed else ""
+        if self._task is not None:
+            title = f"{self._title}, {self._num_out} out{failed}"
+            self._bar.update(self._task, advance=advance, description=title)
+
+
+@contextmanager
+def _shown_progress() -> Iterator[_Shown]:
+    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
+    # Drawn seldom: it takes from the time of the streams that are being timed.
+    with Progress(*columns, console=err, transient=True, refresh_per_second=2) as bar:
+        yield _Shown(bar)

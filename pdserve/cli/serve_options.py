@@ -1,0 +1,302 @@
+"""The options of `pdserve bench serve`: many, so that they stand apart from what is done with them."""
+
+from __future__ import annotations
+
+import json
+import math
+from enum import Enum
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from pdserve.bench.serve.http_client import Api
+
+
+class Made(Enum):
+    """Workloads that need no file."""
+
+    RANDOM = "random"
+    PREFIX = "prefix"
+    CONVERSATION = "conversation"
+
+
+def parse_rates(text: str | None) -> tuple[float, ...]:
+    if text is None:
+        return ()
+    try:
+        rates = tuple(float(part) for part in text.split(","))
+    except ValueError:
+        raise typer.BadParameter(f"--rates {text!r}: write numbers with commas, like 0.5,1,2") from None
+    if not all(0 < rate < math.inf for rate in rates):
+        raise typer.BadParameter(f"--rates {text!r}: a rate is above 0, and no infinity")
+    return rates
+
+
+def parse_object(text: str) -> dict[str, object]:
+    try:
+        value = json.loads(text)
+    except ValueError:
+        value = None
+    if not isinstance(value, dict):
+        raise typer.BadParameter(f"--extra-body {text!r}: write a JSON object, like '{{\"top_k\": 5}}'")
+    return value
+
+
+def _positive(value: float | None) -> float | None:
+    if value is not None and not value > 0:
+        raise typer.BadParameter(f"{value:g}: it has to be above 0")
+    return value
+
+
+_TO, _WHAT, _WHEN, _OUT = "The server", "Requests", "Arrivals", "Results"
+
+Url = Annotated[
+    str | None,
+    typer.Option(
+        "--url",
+        metavar="URL",
+        rich_help_panel=_TO,
+        help="Any OpenAI-compatible server, in place of a cluster.",
+    ),
+]
+Http = Annotated[
+    bool,
+    typer.Option("--http", metavar="", rich_help_panel=_TO, help="The cluster's HTTP in place of its gRPC."),
+]
+AsApi = Annotated[
+    Api,
+    typer.Option(
+        "--api", metavar="completions|chat", rich_help_panel=_TO, help="Of HTTP. A chat is sent as text."
+    ),
+]
+Model = Annotated[
+    str | None,
+    typer.Option(
+        "--model", metavar="ID", rich_help_panel=_TO, help="Over HTTP; by default the first one listed."
+    ),
+]
+ApiKey = Annotated[
+    str | None,
+    typer.Option(
+        "--api-key", metavar="KEY", envvar="OPENAI_API_KEY", rich_help_panel=_TO, help="Sent with --url only."
+    ),
+]
+ExtraBody = Annotated[
+    str,
+    typer.Option(
+        "--extra-body", metavar="JSON", rich_help_panel=_TO, help="Put into the body of each HTTP request."
+    ),
+]
+Timeout = Annotated[
+    float,
+    typer.Option(
+        "--timeout", metavar="SECONDS", callback=_positive, rich_help_panel=_TO, help="Each request's limit."
+    ),
+]
+
+AsWorkload = Annotated[
+    Made,
+    typer.Option(
+        "--workload",
+        metavar="random|prefix|conversation",
+        rich_help_panel=_WHAT,
+        help="prefix: prompts that begin alike. conversation: lengths and arrivals like Azure's trace.",
+    ),
+]
+TraceFile = Annotated[
+    Path | None,
+    typer.Option(
+        "--trace",
+        metavar="FILE",
+        exists=True,
+        dir_okay=False,
+        rich_help_panel=_WHAT,
+        help="Azure's CSV or Mooncake's JSONL.",
+    ),
+]
+ShareGpt = Annotated[
+    Path | None,
+    typer.Option(
+        "--sharegpt",
+        metavar="FILE",
+        exists=True,
+        dir_okay=False,
+        rich_help_panel=_WHAT,
+        help="Dialogues as JSON.",
+    ),
+]
+Tokenizer = Annotated[
+    Path | None,
+    typer.Option(
+        "--tokenizer",
+        metavar="PATH",
+        exists=True,
+        rich_help_panel=_WHAT,
+        help="Counts the answers of dialogues: a tokenizer.json or its folder. Else: four bytes a token.",
+    ),
+]
+NumRequests = Annotated[
+    int | None,
+    typer.Option(
+        "--requests", metavar="N", min=1, rich_help_panel=_WHAT, help="By default 100, or all of a trace."
+    ),
+]
+InputTokens = Annotated[
+    int, typer.Option("--input-tokens", metavar="N", min=1, rich_help_panel=_WHAT, help="Of each prompt.")
+]
+OutputTokens = Annotated[
+    int, typer.Option("--output-tokens", metavar="N", min=1, rich_help_panel=_WHAT, help="Of each answer.")
+]
+RangeRatio = Annotated[
+    float,
+    typer.Option(
+        "--range-ratio",
+        metavar="R",
+        min=0,
+        max=0.999,
+        rich_help_panel=_WHAT,
+        help="Lengths are even over (1 - R) to (1 + R) times these.",
+    ),
+]
+PrefixTokens = Annotated[
+    int,
+    typer.Option(
+        "--prefix-tokens", metavar="N", min=1, rich_help_panel=_WHAT, help="Of prefix: before --input-tokens."
+    ),
+]
+NumPrefixes = Annotated[
+    int, typer.Option("--prefixes", metavar="N", min=1, rich_help_panel=_WHAT, help="Different ones.")
+]
+TraceStart = Annotated[
+    float,
+    typer.Option("--trace-start", metavar="SECONDS", min=0, rich_help_panel=_WHAT, help="Where to begin."),
+]
+BlockTokens = Annotated[
+    int | None,
+    typer.Option(
+        "--block-tokens",
+        metavar="N",
+        min=1,
+        rich_help_panel=_WHAT,
+        help="Shortens each of Mooncake's 512-token blocks to N tokens: what is shared stays shared.",
+    ),
+]
+MaxInput = Annotated[
+    int | None,
+    typer.Option("--max-input-tokens", metavar="N", min=1, rich_help_panel=_WHAT, help="Clips a trace's."),
+]
+MaxOutput = Annotated[
+    int | None,
+    typer.Option(
+        "--max-output-tokens", metavar="N", min=1, rich_help_panel=_WHAT, help="A trace's and dialogues'."
+    ),
+]
+AsText = Annotated[
+    bool,
+    typer.Option(
+        "--text",
+        metavar="",
+        rich_help_panel=_WHAT,
+        help="Words in place of token ids, for servers that take none.",
+    ),
+]
+VocabSize = Annotated[
+    int | None,
+    typer.Option(
+        "--vocab-size", metavar="N", min=16, rich_help_panel=_WHAT, help="Where the server does not say it."
+    ),
+]
+Temperature = Annotated[
+    float, typer.Option("--temperature", metavar="T", min=0, rich_help_panel=_WHAT, help="0 is greedy.")
+]
+StopAtEos = Annotated[
+    bool,
+    typer.Option(
+        "--stop-at-eos",
+        metavar="",
+        rich_help_panel=_WHAT,
+        help="Answers may end before they are as long as planned.",
+    ),
+]
+
+Rate = Annotated[
+    float | None,
+    typer.Option(
+        "--rate",
+        metavar="R",
+        callback=_positive,
+        rich_help_panel=_WHEN,
+        help="Requests a second, or inf: all at once. By default 1, or a trace's own.",
+    ),
+]
+Burstiness = Annotated[
+    float,
+    typer.Option(
+        "--burstiness",
+        metavar="B",
+        callback=_positive,
+        rich_help_panel=_WHEN,
+        help="1: Poisson; less: burstier; inf: a clock.",
+    ),
+]
+Seed = Annotated[
+    int, typer.Option("--seed", metavar="N", min=0, rich_help_panel=_WHEN, help="Of lengths and arrivals.")
+]
+PromptSeed = Annotated[
+    int | None,
+    typer.Option(
+        "--prompt-seed",
+        metavar="N",
+        min=0,
+        rich_help_panel=_WHEN,
+        help="Of the prompts' tokens. By default new ones each time: a cache may hold those of the last.",
+    ),
+]
+
+GoodputOption = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--goodput",
+        metavar="NAME:MS ...",
+        rich_help_panel=_OUT,
+        help="Objectives on ttft, tpot, tbt, e2el; a request counts that meets them all.",
+    ),
+]
+MoreObjectives = Annotated[list[str] | None, typer.Argument(metavar="NAME:MS", hidden=True)]
+FindGoodput = Annotated[
+    bool,
+    typer.Option(
+        "--find-goodput",
+        metavar="",
+        rich_help_panel=_OUT,
+        help="Search the rate at which --target of the requests meet --goodput.",
+    ),
+]
+Rates = Annotated[
+    str | None,
+    typer.Option(
+        "--rates",
+        metavar="R,R",
+        rich_help_panel=_OUT,
+        help="Where --find-goodput measures; else it searches from --rate.",
+    ),
+]
+Target = Annotated[
+    float,
+    typer.Option("--target", metavar="SHARE", min=0.01, max=1, rich_help_panel=_OUT, help="Of requests."),
+]
+Plot = Annotated[
+    Path | None,
+    typer.Option("--plot", metavar="FILE", rich_help_panel=_OUT, help="A PNG, SVG or PDF."),
+]
+Output = Annotated[
+    Path | None,
+    typer.Option(
+        "--output",
+        metavar="FILE",
+        dir_okay=False,
+        rich_help_panel=_OUT,
+        help="JSON with every request, for programs.",
+    ),
+]

@@ -1,0 +1,134 @@
+"""The whole test against scripted clients: what is checked first, and what a search asks for."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from pdserve.bench.errors import BenchError
+from pdserve.bench.serve.choice import Kind, WorkloadChoice
+from pdserve.bench.serve.client import Answer, RequestFailed, Served
+from pdserve.bench.serve.goodput import Slo
+from pdserve.bench.serve.load_test import LoadTest, Search
+from pdserve.bench.serve.plot import check_can_plot, plot_report
+from pdserve.bench.serve.run import NoProgress
+from pdserve.bench.serve.workload import PlannedRequest, Prompt
+
+
+class Instant:
+    """Answers at once; or refuses with `refusal`."""
+
+    def __init__(self, max_model_len: int | None = 100) -> None:
+        self.prompts: list[Prompt] = []
+        self.max_model_len = max_model_len
+        self.refusal: RequestFailed | None = None
+
+    async def served(self) -> Served:
+        return Served("made", self.max_model_len, 500)
+
+    async def send(self, request: PlannedRequest, on_tokens: Callable[[], None]) -> Answer:
+        if self.refusal is not None:
+            raise self.refusal
+        self.prompts.append(request.prompt)
+        for _ in range(request.max_tokens):
+            on_tokens()
+        return Answer(None, None, request.max_tokens)
+
+
+class Silent:
+    """No progress shown; the rates are kept."""
+
+    def __init__(self) -> None:
+        self.rates: list[float] = []
+
+    def begin(self, num_requests: int, rate: float) -> NoProgress:
+        self.rates.append(rate)
+        return NoProgress()
+
+
+def choice(num_requests: int = 6, rate: float = 1000.0, is_text: bool = False) -> WorkloadChoice:
+    return WorkloadChoice(
+        num_requests=num_requests, rate=rate, num_prompt_tokens=8, num_tokens=5, is_text=is_text
+    )
+
+
+async def test_a_run_reports_what_was_asked_and_answered() -> None:
+    client = Instant()
+    report = await LoadTest(choice(), prompt_seed=1, slo=Slo(ttft_ms=60_000)).measure(client, Silent())
+    (result,) = report.runs
+    assert (report.served.model, report.crossing) == ("made", None)
+    assert (result.summary.num_ok, result.summary.num_tokens) == (6, 30)
+    assert result.workload.rate == pytest.approx(1000)
+    assert result.goodput is not None
+    assert result.goodput.attainment == 1.0
+    # One more than the workload has: the first, which only sees whether it works.
+    assert len(client.prompts) == 7
+
+
+async def test_a_search_measures_each_rate_with_the_same_load_and_new_prompts() -> None:
+    client, shown = Instant(), Silent()
+    search = Search((500.0, 2000.0), 0.9)
+    report = await LoadTest(choice(), 1, slo=Slo(ttft_ms=60_000), search=search).measure(client, shown)
+    assert shown.rates == [pytest.approx(500), pytest.approx(2000)]
+    slow, fast = (result.workload for result in report.runs)
+    times = [[request.at_s for request in workload.requests] for workload in (slow, fast)]
+    assert times[0] == pytest.approx([4 * at_s for at_s in times[1]])
+    assert len(set(client.prompts)) == 1 + 2 * 6
+    assert report.crossing is not None
+    assert report.crossing.is_above
+
+
+async def test_what_does_not_fit_is_told_before_anything_is_sent() -> None:
+    client = Instant(max_model_len=12)
+    with pytest.raises(BenchError, match="6 of 6 requests are longer than the 12 tokens that made takes"):
+        await LoadTest(choice(), 1).measure(client, Silent())
+    assert client.prompts == []
+
+
+async def test_a_server_that_refuses_is_told_once() -> None:
+    client = Instant()
+    client.refusal = RequestFailed("401", "no key")
+    with pytest.raises(BenchError, match="a first request fails with 401: no key"):
+        await LoadTest(choice(), 1).measure(client, Silent())
+
+
+async def test_a_workload_as_text_is_tried_and_sent_as_text() -> None:
+    client = Instant()
+    await LoadTest(choice(is_text=True), 1).measure(client, Silent())
+    assert all(isinstance(prompt, str) for prompt in client.prompts)
+
+
+async def test_a_trace_keeps_its_own_rate_if_none_is_asked_for(tmp_path: Path) -> None:
+    file = tmp_path / "trace.jsonl"
+    rows = [f'{{"timestamp": {at}, "input_length": 9, "output_length": 2}}' for at in (0, 20, 100)]
+    file.write_text("\n".join(rows))
+    shown = Silent()
+    await LoadTest(WorkloadChoice(Kind.TRACE, file), 1).measure(Instant(), shown)
+    await LoadTest(WorkloadChoice(Kind.TRACE, file, rate=200), 1).measure(Instant(), shown)
+    assert shown.rates == [pytest.approx(20), pytest.approx(200)]
+
+
+@pytest.mark.parametrize("ending", [".png", ".svg"])
+async def test_both_kinds_of_report_are_plotted(tmp_path: Path, ending: str) -> None:
+    pytest.importorskip("matplotlib")
+    for search in (None, Search((500.0, 2000.0), 0.9)):
+        report = await LoadTest(choice(), 1, slo=Slo(ttft_ms=1000), search=search).measure(
+            Instant(), Silent()
+        )
+        file = tmp_path / f"plot{ending}"
+        plot_report(report, file)
+        assert file.read_bytes().startswith(b"\x89PNG" if ending == ".png" else b"<?xml")
+
+
+def test_a_plot_that_cannot_be_is_told_before(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for path, told in (
+        (tmp_path / "plot.gif", "ends in .png"),
+        (tmp_path / "no" / "plot.png", "no such folder"),
+    ):
+        with pytest.raises(BenchError, match=told):
+            check_can_plot(path)
+    monkeypatch.setattr("pdserve.bench.serve.plot.find_spec", lambda name: None)
+    with pytest.raises(BenchError, match="a plot wants matplotlib"):
+        check_can_plot(tmp_path / "plot.png")
