@@ -11,6 +11,7 @@ from collections.abc import AsyncGenerator, Callable, Sequence
 from contextlib import aclosing
 from dataclasses import replace
 
+from pdserve.v1.errors import PdserveError
 from router.outputs import Output
 from router.request import Request
 
@@ -62,8 +63,18 @@ async def merged(streams: Sequence[Outputs]) -> Outputs:
             else:
                 room.release()
                 yield arrival
+    except asyncio.CancelledError as cancelled:
+        for outcome in await _end(pumps):
+            # Of a deadline that passed: what it was that took so long.
+            if isinstance(outcome, PdserveError):
+                raise outcome from cancelled
+        raise
     finally:
-        for task in pumps:
-            task.cancel()
-        # Each failure was raised above, or came of this cancel.
-        await asyncio.gather(*pumps, return_exceptions=True)
+        await _end(pumps)
+
+
+async def _end(pumps: Sequence[asyncio.Task[None]]) -> list[BaseException | None]:
+    """How each ended. Failures other than by this cancel were raised by whoever took the outputs."""
+    for task in pumps:
+        task.cancel()
+    return await asyncio.gather(*pumps, return_exceptions=True)

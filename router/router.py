@@ -74,6 +74,11 @@ class Router:
         default_max_tokens: int = DEFAULT_MAX_TOKENS,
     ) -> AsyncGenerator[Output, None]:
         """Several requests as one, all with the same n: sequence i of request k has the index k · n + i."""
+        if len(messages) == 1:
+            async with aclosing(self.generate(messages[0], deadline, default_max_tokens)) as outputs:
+                async for output in outputs:
+                    yield output
+            return
         limit = self.config.max_queued_requests
         if len(messages) > limit:
             raise InvalidArgument(f"prompt: {len(messages)} of them at once, at most {limit} are taken")
