@@ -9,9 +9,7 @@ import asyncio
 import random
 import threading
 import time
-from collections.abc import Sequence
 from contextlib import aclosing
-from itertools import count
 from pathlib import Path
 
 import pytest
@@ -19,20 +17,15 @@ import pytest
 from decode_worker.config import DecodeConfig
 from engine.engine import Engine
 from engine.loading import LoadedModel
-from kv_transfer.blocks import Cells
-from kv_transfer.frame import Header
-from kv_transfer.transport.base import Connection, ConnectionEvents, Transport
-from kv_transfer.transport.collective import CollectiveTransport
-from kv_transfer.transport.grpc import GrpcTransport
-from kv_transfer.transport.memory import Faults, MemoryTransport
-from kv_transfer.transport.shm import ShmTransport
+from kv_transfer.transport.base import Connection, ConnectionEvents
+from kv_transfer.transport.memory import Faults
 from kv_transfer.ways import Way
 from pdserve.client import Internal, InvalidArgument, PdserveError, ResourceExhausted
 from router.events import Moment
+from tests.faults.held_frame import HeldFrame
 from tests.integration.router.harness import until
 from tests.serving import Serving, TransportName, serving
 from tests.unit.engine.driving import Reference, prompt
-from tests.unit.kv_transfer.hand_over import Meddled, Send
 from worker.identity import Role
 
 B = 16
@@ -112,7 +105,7 @@ async def test_a_cancel_at_each_moment_gives_every_block_back(
         serves.memory.faults = Faults(delay_s=lambda _: 0.003)
         work: list[asyncio.Future[object]] = []
         serves.router.on_event(lambda event: work[-1].cancel() if event.moment is moment else None)
-        for number in range(3):
+        for number in range(10):
             generate = serves.client.generate(prompt(70, seed=number), max_tokens=300, ignore_eos=True)
             work.append(asyncio.ensure_future(generate))
             with pytest.raises(asyncio.CancelledError):
@@ -148,14 +141,6 @@ async def test_two_hundred_cancels_at_random_times_give_every_block_back(
             await works(serves, reference)
 
 
-CLASSES: dict[str, type[Transport]] = {
-    "memory": MemoryTransport,
-    "grpc": GrpcTransport,
-    "shm": ShmTransport,
-    "collective": CollectiveTransport,
-}
-
-
 @pytest.mark.parametrize("transport", TRANSPORTS)
 async def test_a_prompt_that_waits_for_longer_than_its_lease_keeps_it(
     folder: Path, loaded: LoadedModel, reference: Reference, transport: TransportName
@@ -180,24 +165,7 @@ async def test_kv_that_comes_after_its_lease_is_nobodys(
 ) -> None:
     """The first frame waits until the router has reserved again, in a pool that holds the prompt once: over
     shm, where P writes by itself, blocks it might still write are given to nobody before."""
-    may_go_on, num_held = threading.Event(), 0
-
-    def hold_first(
-        send: Send, number: int, header: Header, payload: Cells | None, target: Sequence[int]
-    ) -> None:
-        nonlocal num_held
-        if payload is not None and num_held == 0:
-            num_held = 1
-            may_go_on.wait(20 * LEASE_S)
-        send(header, payload, target)
-
-    kind, numbers = CLASSES[transport], count()
-    connect = kind.connect
-
-    def connect_held(self: Transport, way: Way, events: ConnectionEvents) -> Connection:
-        return Meddled(connect(self, way, events), hold_first, numbers)
-
-    monkeypatch.setattr(kind, "connect", connect_held)
+    held = HeldFrame(monkeypatch, transport)
     leases = DecodeConfig(lease_s=LEASE_S)
     async with serving(folder, loaded, transport=transport, decode_config=leases, num_blocks=12) as serves:
         (d,) = serves.of(Role.DECODE)
@@ -207,9 +175,9 @@ async def test_kv_that_comes_after_its_lease_is_nobodys(
         await until(lambda: d.describe().counters.num_expired_leases == 1)
         if transport != "shm":
             await until(lambda: d.describe().load.num_reservations == 1)
-        may_go_on.set()
+        held.gate.set()
         reference.assert_follows(ids, (await answering).token_ids)
-        assert num_held == 1
+        assert held.is_held
         await works(serves, reference)
 
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import os
 import random
-import threading
 from contextlib import aclosing
 from dataclasses import dataclass
 from pathlib import Path
@@ -18,11 +17,12 @@ from engine.config import ModelConfig
 from engine.loading import LoadedModel, load_model
 from kv_transfer.transport.memory import Faults
 from pdserve.client import Client, Delta, Event, FailedPrecondition, Finished, FinishReason, Started
-from tests.faults.test_worker_processes import launch_worker
+from tests.faults.held_frame import HeldFrame
+from tests.faults.worker_processes import launch_worker
 from tests.integration.router.harness import until
 from tests.integration.workers.mini_router import Cluster, Decoder, Route, spec
 from tests.models import END_OF_TEXT, tiny_model
-from tests.serving import serving
+from tests.serving import TransportName, serving
 from tests.unit.engine.driving import Reference, prompt
 from worker.identity import Role
 
@@ -147,35 +147,41 @@ async def test_the_first_token_meets_every_stop_condition(folder: Path, loaded: 
         assert END_OF_TEXT not in late.tokens
 
 
+@pytest.mark.parametrize("transport", ["memory", "grpc", "shm", "collective"])
 async def test_a_late_frame_lands_in_nobody_elses_blocks(
-    folder: Path, loaded: LoadedModel, reference: Reference
+    folder: Path,
+    loaded: LoadedModel,
+    reference: Reference,
+    monkeypatch: pytest.MonkeyPatch,
+    transport: TransportName,
 ) -> None:
-    """A is cancelled while a frame of its KV hangs; B takes A's blocks; then the frame is let go."""
+    """A is cancelled while a frame of its KV hangs; B takes A's blocks; then the frame is let go. Over shm
+    its sender writes by itself: there B gets A's blocks only when it has let go of them."""
     a, b = prompt(100, seed=1), prompt(100, seed=2)
-    for frame in (1, 2):
-        gate = threading.Event()
-        async with serving(
-            folder, loaded, [Role.PREFILL, Role.PREFILL, Role.DECODE], transport="memory", num_blocks=9
-        ) as serves:
-            (decode,) = serves.of(Role.DECODE)
-            serves.memory.faults = Faults(hold={frame: gate})
-            stream = serves.client.generate_stream(a, max_tokens=20, temperature=0, ignore_eos=True)
-            started = await stream.__anext__()
-            await until(lambda decode=decode: decode.load().num_reservations == 1)  # type: ignore[misc]
-            serves.memory.faults = Faults()
-            await stream.aclose()
-            await until(lambda decode=decode: decode.load().kv_blocks_used == 0)  # type: ignore[misc]
-            events = serves.client.generate_stream(b, max_tokens=20, temperature=0, ignore_eos=True)
-            tokens: list[int] = []
-            async for event in events:
-                if isinstance(event, Started):
-                    assert isinstance(started, Started)
-                    assert event.prefill_worker != started.prefill_worker
-                elif isinstance(event, Delta):
-                    tokens += event.token_ids
-                    gate.set()
-            assert len(tokens) == 20
-            reference.assert_follows(b, tokens)
+    held = HeldFrame(monkeypatch, transport)
+    roles = [Role.PREFILL, Role.PREFILL, Role.DECODE]
+    async with serving(folder, loaded, roles, transport=transport, num_blocks=9) as serves:
+        (decode,) = serves.of(Role.DECODE)
+        stream = serves.client.generate_stream(a, max_tokens=20, temperature=0, ignore_eos=True)
+        started = await stream.__anext__()
+        await until(lambda: decode.load().num_reservations == 1 and held.is_held)
+        await stream.aclose()
+        is_kept = transport == "shm"
+        await until(lambda: decode.load().kv_blocks_used == (decode.load().kv_blocks_quarantined * is_kept))
+        events = serves.client.generate_stream(b, max_tokens=20, temperature=0, ignore_eos=True)
+        if is_kept:
+            assert decode.load().kv_blocks_quarantined == 7
+            held.gate.set()
+        tokens: list[int] = []
+        async for event in events:
+            if isinstance(event, Started) and not is_kept:
+                assert isinstance(started, Started)
+                assert event.prefill_worker != started.prefill_worker
+            elif isinstance(event, Delta):
+                tokens += event.token_ids
+                held.gate.set()
+        assert len(tokens) == 20
+        reference.assert_follows(b, tokens)
 
 
 @pytest.mark.parametrize("transport", ["grpc", "memory"])

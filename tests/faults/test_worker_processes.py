@@ -4,71 +4,19 @@ from __future__ import annotations
 
 import asyncio
 import signal
-import sys
-import time
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
-from contextlib import AsyncExitStack, asynccontextmanager
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import AsyncExitStack
 from pathlib import Path
 
-import grpc
 import pytest
 
 from pdserve.v1 import cluster_pb2, worker_pb2, worker_pb2_grpc
 from pdserve.v1.errors import PdserveError, Unavailable
+from tests.faults.worker_processes import LEASE_S, Process, has_nothing, launch_worker
 from tests.integration.workers.mini_router import WAIT_S, Answer, Decoder, Route, spec
 from tests.unit.engine.driving import Reference, prompt
 
-SCRIPT = Path(__file__).parent / "worker_process.py"
-ROOT = SCRIPT.parents[2]
-LEASE_S = 1.0
-
-
-class Process:
-    def __init__(self, process: asyncio.subprocess.Process, address: str) -> None:
-        self.process = process
-        self.channel = grpc.aio.insecure_channel(address)
-        self.address = address
-
-    def send(self, number: signal.Signals) -> None:
-        self.process.send_signal(number)
-
-    def prefill_stub(self) -> worker_pb2_grpc.PrefillWorkerStub:
-        return worker_pb2_grpc.PrefillWorkerStub(self.channel)
-
-    async def status(self) -> cluster_pb2.WorkerStatus:
-        stub = worker_pb2_grpc.WorkerStub(self.channel)
-        return (await stub.Describe(worker_pb2.DescribeRequest(), timeout=5)).status
-
-    async def until(self, is_so: Callable[[cluster_pb2.WorkerStatus], bool], timeout_s: float) -> None:
-        began = time.monotonic()
-        while not is_so(await self.status()):
-            assert time.monotonic() - began < timeout_s, await self.status()
-            await asyncio.sleep(0.02)  # the other process has no event to wait for
-
-
 Launch = Callable[[str], Awaitable[Process]]
-
-
-@asynccontextmanager
-async def launch_worker(
-    role: str, folder: Path, environment: Mapping[str, str] | None = None, transport: str = "grpc"
-) -> AsyncIterator[Process]:
-    arguments = (role, str(folder), str(LEASE_S), transport)
-    command = (sys.executable, "-m", "tests.faults.worker_process", *arguments)
-    pipe = asyncio.subprocess.PIPE
-    process = await asyncio.create_subprocess_exec(
-        *command, cwd=ROOT, env=environment, stdin=pipe, stdout=pipe
-    )
-    try:
-        assert process.stdout is not None
-        address = (await asyncio.wait_for(process.stdout.readline(), 60)).decode().strip()
-        launched = Process(process, address)
-        yield launched
-        await launched.channel.close()
-    finally:
-        if process.returncode is None:
-            process.send_signal(signal.SIGKILL)
-        await process.wait()
 
 
 @pytest.fixture(params=["grpc", "shm", pytest.param("collective", marks=pytest.mark.full)])
@@ -89,11 +37,6 @@ async def failure_of(decoder: Decoder, sequence: worker_pb2.SequenceSpec, timeou
     output = await asyncio.wait_for(queue.get(), timeout_s)
     assert isinstance(output, PdserveError)
     return output
-
-
-def has_nothing(status: cluster_pb2.WorkerStatus) -> bool:
-    load = status.load
-    return load.kv_blocks_used == load.num_reservations == load.num_transfers == load.num_running == 0
 
 
 def has_only_quarantined(status: cluster_pb2.WorkerStatus) -> bool:

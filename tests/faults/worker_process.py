@@ -1,5 +1,5 @@
 """A worker in a process of its own, to be killed or stopped:
-`worker_process.py ROLE MODEL_FOLDER LEASE_S TRANSPORT`.
+`worker_process.py ROLE MODEL_FOLDER PATIENCE_S TRANSPORT`.
 
 Prints its address when it serves; ends when its stdin closes.
 """
@@ -7,6 +7,7 @@ Prints its address when it serves; ends when its stdin closes.
 from __future__ import annotations
 
 import asyncio
+import os
 import sys
 from functools import partial
 
@@ -29,20 +30,21 @@ from prefill_worker.worker import PrefillWorker
 ENGINE = EngineConfig(num_blocks=256, max_num_batched_tokens=16)
 
 
-async def serve(role: str, folder: str, lease_s: float, transport: TransportName) -> None:
+async def serve(role: str, folder: str, patience_s: float, transport: TransportName) -> None:
     memory = PoolMemory()
     allocate = memory if transport in SHARES_MEMORY else allocate_memory
     engine = Engine.load(ModelConfig(id=folder, device="cpu"), ENGINE, allocate=allocate)
     loop = EngineLoop(engine)
     loop.start()
     worker: PrefillWorker | DecodeWorker
+    name = f"{role}-{os.getpid()}"
     if role == "prefill":
-        sender = SenderConfig(frame_bytes=1, ack_timeout_s=1.0)
+        sender = SenderConfig(frame_bytes=1, ack_timeout_s=patience_s)
         transports = make_transports(engine.pool, 5.0)
-        worker = PrefillWorker("prefill", loop, config=PrefillConfig(sender=sender), transports=transports)
+        worker = PrefillWorker(name, loop, config=PrefillConfig(sender=sender), transports=transports)
     else:
         endpoint = partial(make_endpoint, transport, engine.pool, memory, "127.0.0.1")
-        worker = DecodeWorker("decode", loop, config=DecodeConfig(lease_s=lease_s), endpoint=endpoint)
+        worker = DecodeWorker(name, loop, config=DecodeConfig(lease_s=patience_s), endpoint=endpoint)
     print(await worker.start(), flush=True)  # noqa: T201  # what the test waits for
     await asyncio.to_thread(sys.stdin.read)
     await worker.stop()

@@ -15,10 +15,13 @@ from engine.sampling import SamplingParams
 from kv_transfer.send_queue import SenderConfig
 from kv_transfer.verify import Verify
 from prefill_worker.config import PrefillConfig
+from tests.integration.workers.conftest import no_uncomputed_kv_arrives
 from tests.models import tiny_model
 from tests.serving import TransportName, serving
 from tests.unit.engine.driving import Reference, prompt
 from worker.identity import Role
+
+__all__ = ["no_uncomputed_kv_arrives"]
 
 B = 16
 # Around the borders of blocks and of chunks (48 tokens).
