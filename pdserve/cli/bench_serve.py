@@ -7,32 +7,33 @@ import json
 import math
 import secrets
 import signal
-from collections.abc import AsyncIterator, Iterator
-from contextlib import asynccontextmanager, contextmanager
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import typer
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeElapsedColumn
 
 from pdserve.bench.errors import BenchError
 from pdserve.bench.serve.choice import Kind, WorkloadChoice
 from pdserve.bench.serve.client import Sampling, ServeClient
+from pdserve.bench.serve.endpoint import Api, Endpoint
 from pdserve.bench.serve.goodput import Slo, parse_slo
 from pdserve.bench.serve.grpc_client import GrpcClient
-from pdserve.bench.serve.http_client import Api, Endpoint, HttpClient
-from pdserve.bench.serve.load_test import LoadTest, Report, Search
-from pdserve.bench.serve.plot import check_can_plot, plot_report
-from pdserve.bench.serve.records import RequestRecord
-from pdserve.bench.serve.sweep import TARGET
-from pdserve.bench.serve.workloads import Limits
+from pdserve.bench.serve.sweep import TARGET, Search
+from pdserve.bench.serve.workload import Limits
 from pdserve.cli import serve_options as options
 from pdserve.cli.check import AsJson
 from pdserve.cli.console import INTERRUPTED, err, write
+from pdserve.cli.serve_progress import shown_runs
 from pdserve.cli.serve_report import as_object, show
 from pdserve.cli.target import Address, Name, router_address
 from pdserve.cli.up import interrupted
 from pdserve.client import Client
+
+if TYPE_CHECKING:
+    from pdserve.bench.serve.load_test import LoadTest, Report
 
 _PROMPT_SEEDS = 2**31
 _CLUSTER_TIMEOUT_S = 20.0
@@ -90,6 +91,10 @@ def serve(
         pdserve bench serve --workload conversation --goodput ttft:2000 tpot:40 --find-goodput --plot g.png
         pdserve bench serve --url http://127.0.0.1:8000 --rate 2 --json
     """
+    # numpy comes with these, and aiohttp below: half a second that other commands need not wait for.
+    from pdserve.bench.serve.load_test import LoadTest
+    from pdserve.bench.serve.plot import check_can_plot, plot_report
+
     if trace is not None and sharegpt is not None:
         raise typer.BadParameter("give --trace or --sharegpt, not both")
     kind = Kind(workload.value)
@@ -186,7 +191,7 @@ def _check_folder(path: Path) -> None:
 
 async def _measure(test: LoadTest, where: _Where, sampling: Sampling, timeout_s: float) -> Report:
     async with _client(where, sampling, timeout_s) as client:
-        with _shown_progress() as progress:
+        with shown_runs() as progress:
             return await test.measure(client, progress)
 
 
@@ -196,6 +201,8 @@ async def _client(where: _Where, sampling: Sampling, timeout_s: float) -> AsyncI
         async with GrpcClient(where.router, sampling, timeout_s) as over_grpc:
             yield over_grpc
         return
+    from pdserve.bench.serve.http_client import HttpClient
+
     url = where.url or await _http_of(where.router or "")
     api_key = where.api_key if where.url else None
     endpoint = Endpoint(url, where.api, where.model, api_key, where.extra_body)
@@ -209,44 +216,3 @@ async def _http_of(router: str) -> str:
     if cluster.router_http is None:
         raise BenchError(f"cluster {cluster.name} serves no HTTP: set router.http in its YAML")
     return f"http://{cluster.router_http}"
-
-
-class _Shown:
-    """A bar of requests that have ended, with how many are out and have failed."""
-
-    def __init__(self, bar: Progress) -> None:
-        self._bar = bar
-        self._task: TaskID | None = None
-        self._title = ""
-        self._num_out = self._num_failed = 0
-
-    def begin(self, num_requests: int, rate: float) -> _Shown:
-        if self._task is not None:
-            self._bar.remove_task(self._task)
-        self._title = f"{rate:.3g} requests/s"
-        self._num_out = self._num_failed = 0
-        self._task = self._bar.add_task(self._title, total=num_requests)
-        return self
-
-    def sent(self) -> None:
-        self._num_out += 1
-        self._show()
-
-    def ended(self, record: RequestRecord) -> None:
-        self._num_out -= 1
-        self._num_failed += not record.is_ok
-        self._show(advance=1)
-
-    def _show(self, advance: int = 0) -> None:
-        failed = f", [red]{self._num_failed} failed[/]" if self._num_failed else ""
-        if self._task is not None:
-            title = f"{self._title}, {self._num_out} out{failed}"
-            self._bar.update(self._task, advance=advance, description=title)
-
-
-@contextmanager
-def _shown_progress() -> Iterator[_Shown]:
-    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
-    # Drawn seldom: it takes from the time of the streams that are being timed.
-    with Progress(*columns, console=err, transient=True, refresh_per_second=2) as bar:
-        yield _Shown(bar)

@@ -10,7 +10,7 @@ from typing import Annotated
 
 import typer
 
-from pdserve.bench.serve.http_client import Api
+from pdserve.bench.serve.endpoint import Api
 
 
 class Made(Enum):

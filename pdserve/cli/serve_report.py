@@ -4,16 +4,19 @@ from __future__ import annotations
 
 import math
 from dataclasses import asdict
+from typing import TYPE_CHECKING
 
 from rich.table import Table
 
-from pdserve.bench.serve.load_test import Report, RunResult
 from pdserve.bench.serve.records import RequestRecord
 from pdserve.bench.serve.stalls import stalls
-from pdserve.bench.serve.summary import Spread, Summary
 from pdserve.bench.serve.sweep import Crossing
 from pdserve.bench.serve.workload import Workload
 from pdserve.cli.console import out
+
+if TYPE_CHECKING:
+    from pdserve.bench.serve.load_test import Report, RunResult
+    from pdserve.bench.serve.summary import Spread, Summary
 
 # A client that is as busy as this measures itself.
 _BUSY_CLIENT = 0.8

@@ -17,9 +17,10 @@ import torch
 from engine.config import ModelConfig
 from engine.loading import LoadedModel, load_model
 from pdserve.bench.serve.client import ServeClient
+from pdserve.bench.serve.endpoint import Api, Endpoint
 from pdserve.bench.serve.goodput import Slo, goodput
 from pdserve.bench.serve.grpc_client import GrpcClient
-from pdserve.bench.serve.http_client import Api, Endpoint, HttpClient
+from pdserve.bench.serve.http_client import HttpClient
 from pdserve.bench.serve.prompts import in_words
 from pdserve.bench.serve.run import run
 from pdserve.bench.serve.summary import summarize

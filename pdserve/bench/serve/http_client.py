@@ -5,9 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import re
-from collections.abc import AsyncIterator, Callable, Mapping
-from dataclasses import dataclass, field
-from enum import Enum
+from collections.abc import AsyncIterator, Callable
 from types import TracebackType
 
 import aiohttp
@@ -15,37 +13,13 @@ from typing_extensions import Self
 
 from pdserve.bench.errors import BenchError
 from pdserve.bench.serve.client import Answer, RequestFailed, Sampling, Served
+from pdserve.bench.serve.endpoint import Api, Endpoint
 from pdserve.bench.serve.sse import Heard, parse
 from pdserve.bench.serve.workload import PlannedRequest
 
 _SERVED_TIMEOUT_S = 20.0
 _MAX_MESSAGE = 300
 _LOOPBACK = re.compile(r"https?://(127\.[\d.]+|localhost|\[::1\])([:/]|$)")
-
-
-class Api(Enum):
-    COMPLETIONS = "completions"
-    CHAT = "chat"
-
-
-@dataclass(frozen=True, slots=True)
-class Endpoint:
-    """`url` is the server's, with or without /v1. `model` None: the first that it lists."""
-
-    url: str
-    api: Api = Api.COMPLETIONS
-    model: str | None = None
-    api_key: str | None = None
-    # Put into every request's body, over what stands there.
-    extra: Mapping[str, object] = field(default_factory=dict)
-
-    @property
-    def base(self) -> str:
-        return self.url.rstrip("/").removesuffix("/v1") + "/v1"
-
-    @property
-    def path(self) -> str:
-        return f"{self.base}/{'completions' if self.api is Api.COMPLETIONS else 'chat/completions'}"
 
 
 class HttpClient:

@@ -8,14 +8,15 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from pdserve.bench.errors import BenchError
-from pdserve.bench.serve.choice import WorkloadChoice, make_workload
+from pdserve.bench.serve.choice import WorkloadChoice
 from pdserve.bench.serve.client import RequestFailed, ServeClient, Served
 from pdserve.bench.serve.goodput import Goodput, Slo, goodput
+from pdserve.bench.serve.making import make_workload
 from pdserve.bench.serve.prompts import DEFAULT_VOCAB_SIZE, TokenPrompts
 from pdserve.bench.serve.records import RequestRecord
 from pdserve.bench.serve.run import Progress, run
 from pdserve.bench.serve.summary import Summary, summarize
-from pdserve.bench.serve.sweep import Crossing, find_goodput
+from pdserve.bench.serve.sweep import Crossing, Search, find_goodput
 from pdserve.bench.serve.workload import PlannedRequest, Workload
 
 _TRIAL_TOKENS = 8
@@ -37,14 +38,6 @@ class Report:
     slo: Slo | None
     runs: tuple[RunResult, ...]  # in the order in which they were done
     crossing: Crossing | None  # of a search
-
-
-@dataclass(frozen=True, slots=True)
-class Search:
-    """For the goodput: see `find_goodput`."""
-
-    rates: tuple[float, ...]
-    target: float
 
 
 class RunProgress(Protocol):

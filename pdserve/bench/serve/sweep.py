@@ -36,6 +36,14 @@ class Crossing:
     target: float
 
 
+@dataclass(frozen=True, slots=True)
+class Search:
+    """For the goodput: see `find_goodput`."""
+
+    rates: tuple[float, ...]
+    target: float
+
+
 async def find_goodput(measure: Measure, rates: Sequence[float], target: float = TARGET) -> Crossing:
     """Measures at each of `rates`. Of one alone it goes on: doubles or halves until the target lies between
     two rates, then halves between those.

@@ -22,6 +22,14 @@ class PlannedRequest:
 
 
 @dataclass(frozen=True, slots=True)
+class Limits:
+    """Longer ones are clipped; None: as long as they are."""
+
+    max_prompt_tokens: int | None = None
+    max_tokens: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
 class Scaling:
     """What was done to a trace."""
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 import numpy as np
 
@@ -14,18 +13,10 @@ from pdserve.bench.serve.conversation import draw_lengths, draw_times
 from pdserve.bench.serve.dialogues import Dialogue
 from pdserve.bench.serve.prompts import TokenPrompts
 from pdserve.bench.serve.trace import MOONCAKE_BLOCK_TOKENS, Trace, TraceRow
-from pdserve.bench.serve.workload import PlannedRequest, Scaling, Workload
+from pdserve.bench.serve.workload import Limits, PlannedRequest, Scaling, Workload
 
 # What a prompt's tokens are drawn for: two kinds never share one key.
 _UNIQUE, _PREFIX, _BLOCK = range(3)
-
-
-@dataclass(frozen=True, slots=True)
-class Limits:
-    """Longer ones are clipped; None: as long as they are."""
-
-    max_prompt_tokens: int | None = None
-    max_tokens: int | None = None
 
 
 def random_workload(

@@ -9,7 +9,8 @@ import pytest
 
 from pdserve.bench.errors import BenchError
 from pdserve.bench.serve.client import Answer, RequestFailed, Sampling, Served
-from pdserve.bench.serve.http_client import Api, Endpoint, HttpClient
+from pdserve.bench.serve.endpoint import Api, Endpoint
+from pdserve.bench.serve.http_client import HttpClient
 from pdserve.bench.serve.workload import PlannedRequest, Prompt
 from tests.unit.bench.serve.openai_server import (
     DONE,

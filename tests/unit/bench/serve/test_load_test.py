@@ -11,9 +11,10 @@ from pdserve.bench.errors import BenchError
 from pdserve.bench.serve.choice import Kind, WorkloadChoice
 from pdserve.bench.serve.client import Answer, RequestFailed, Served
 from pdserve.bench.serve.goodput import Slo
-from pdserve.bench.serve.load_test import LoadTest, Search
+from pdserve.bench.serve.load_test import LoadTest
 from pdserve.bench.serve.plot import check_can_plot, plot_report
 from pdserve.bench.serve.run import NoProgress
+from pdserve.bench.serve.sweep import Search
 from pdserve.bench.serve.workload import PlannedRequest, Prompt
 
 

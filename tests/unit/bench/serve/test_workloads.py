@@ -16,9 +16,8 @@ from pdserve.bench.serve.arrivals import random_arrivals
 from pdserve.bench.serve.dialogues import Dialogue, read_dialogues
 from pdserve.bench.serve.prompts import in_words
 from pdserve.bench.serve.trace import Trace, TraceRow
-from pdserve.bench.serve.workload import Prompt, Workload
+from pdserve.bench.serve.workload import Limits, Prompt, Workload
 from pdserve.bench.serve.workloads import (
-    Limits,
     conversation_trace,
     dialogue_workload,
     random_workload,
