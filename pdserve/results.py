@@ -68,6 +68,8 @@ class Timings:
     decode_start_ms: float
     # Of the bytes: those that were there by then.
     hidden_bytes: int
+    # Of queue_ms: until a decode worker had blocks for it.
+    reserve_ms: float
 
 
 @dataclass(frozen=True, slots=True)

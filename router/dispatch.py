@@ -68,6 +68,8 @@ class Dispatcher:
             await asyncio.sleep(back_off_s(request.num_losses))
         request.tell(Moment.QUEUED)
         await self.admission.enter(attempt)
+        if request.timeline.prefill_begun_at is None:
+            request.timeline.left_queue_at = time.monotonic()
 
     async def _reserve(self, attempt: Attempt) -> None:
         """On the first decode worker that has room, best placed first."""

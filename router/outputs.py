@@ -50,6 +50,7 @@ class Timings:
     handover_ms: float
     decode_start_ms: float
     hidden_bytes: int
+    reserve_ms: float
 
 
 @dataclass(frozen=True, slots=True)

@@ -72,4 +72,11 @@ def _timings(timeline: Timeline, num_tokens: int) -> Timings:
         handover_ms=handover.ready_ms if handover is not None else 0.0,
         decode_start_ms=handover.first_step_ms if handover is not None else 0.0,
         hidden_bytes=timeline.hidden_bytes,
+        reserve_ms=_reserve_ms(timeline),
     )
+
+
+def _reserve_ms(timeline: Timeline) -> float:
+    if timeline.left_queue_at is None or timeline.prefill_begun_at is None:
+        return 0.0
+    return (timeline.prefill_begun_at - timeline.left_queue_at) * 1000

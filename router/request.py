@@ -67,6 +67,8 @@ class Timeline:
     """Monotonic seconds of the router's clock, and what the workers measured."""
 
     received_at: float
+    # The last time before its first prefill began.
+    left_queue_at: float | None = None
     prefill_begun_at: float | None = None
     first_token_at: float | None = None
     last_token_at: float | None = None

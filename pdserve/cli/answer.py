@@ -55,6 +55,7 @@ def as_object(answer: Answer, with_logprobs: bool) -> dict[str, object]:
             "handover_ms": timings.handover_ms,
             "decode_start_ms": timings.decode_start_ms,
             "hidden_bytes": timings.hidden_bytes,
+            "reserve_ms": timings.reserve_ms,
         },
         # Those that finished it.
         "prefill_worker": finished.prefill_worker,

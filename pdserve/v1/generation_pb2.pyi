@@ -214,7 +214,7 @@ class Usage(_message.Message):
     def __init__(self, prompt_tokens: _Optional[int] = ..., cached_tokens: _Optional[int] = ..., completion_tokens: _Optional[int] = ..., draft_tokens: _Optional[int] = ..., accepted_draft_tokens: _Optional[int] = ...) -> None: ...
 
 class Timings(_message.Message):
-    __slots__ = ("queue_ms", "prefill_ms", "transfer_ms", "transfer_bytes", "ttft_ms", "decode_ms", "mean_itl_ms", "handover_ms", "decode_start_ms", "hidden_bytes")
+    __slots__ = ("queue_ms", "prefill_ms", "transfer_ms", "transfer_bytes", "ttft_ms", "decode_ms", "mean_itl_ms", "handover_ms", "decode_start_ms", "hidden_bytes", "reserve_ms")
     QUEUE_MS_FIELD_NUMBER: _ClassVar[int]
     PREFILL_MS_FIELD_NUMBER: _ClassVar[int]
     TRANSFER_MS_FIELD_NUMBER: _ClassVar[int]
@@ -225,6 +225,7 @@ class Timings(_message.Message):
     HANDOVER_MS_FIELD_NUMBER: _ClassVar[int]
     DECODE_START_MS_FIELD_NUMBER: _ClassVar[int]
     HIDDEN_BYTES_FIELD_NUMBER: _ClassVar[int]
+    RESERVE_MS_FIELD_NUMBER: _ClassVar[int]
     queue_ms: float
     prefill_ms: float
     transfer_ms: float
@@ -235,7 +236,8 @@ class Timings(_message.Message):
     handover_ms: float
     decode_start_ms: float
     hidden_bytes: int
-    def __init__(self, queue_ms: _Optional[float] = ..., prefill_ms: _Optional[float] = ..., transfer_ms: _Optional[float] = ..., transfer_bytes: _Optional[int] = ..., ttft_ms: _Optional[float] = ..., decode_ms: _Optional[float] = ..., mean_itl_ms: _Optional[float] = ..., handover_ms: _Optional[float] = ..., decode_start_ms: _Optional[float] = ..., hidden_bytes: _Optional[int] = ...) -> None: ...
+    reserve_ms: float
+    def __init__(self, queue_ms: _Optional[float] = ..., prefill_ms: _Optional[float] = ..., transfer_ms: _Optional[float] = ..., transfer_bytes: _Optional[int] = ..., ttft_ms: _Optional[float] = ..., decode_ms: _Optional[float] = ..., mean_itl_ms: _Optional[float] = ..., handover_ms: _Optional[float] = ..., decode_start_ms: _Optional[float] = ..., hidden_bytes: _Optional[int] = ..., reserve_ms: _Optional[float] = ...) -> None: ...
 
 class GenerateResponse(_message.Message):
     __slots__ = ("request_id", "completions")

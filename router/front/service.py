@@ -158,6 +158,7 @@ def _finished(finished: Finished) -> generation_pb2.Finished:
             handover_ms=timings.handover_ms,
             decode_start_ms=timings.decode_start_ms,
             hidden_bytes=timings.hidden_bytes,
+            reserve_ms=timings.reserve_ms,
         ),
         num_resumes=finished.num_resumes,
         prefill_worker=finished.prefill_worker,

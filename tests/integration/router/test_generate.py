@@ -28,6 +28,7 @@ async def test_a_request_streams_started_deltas_and_finished(cluster: Cluster) -
     assert (finished.timings.transfer_ms, finished.timings.transfer_bytes) == (2.0, 1000)
     assert finished.timings.prefill_ms == 5.0
     assert 0 < finished.timings.ttft_ms < 1000
+    assert 0 < finished.timings.reserve_ms <= finished.timings.queue_ms
     assert finished.num_resumes == 0
 
 

@@ -122,7 +122,7 @@ def answer(
         matched_stop=stop,
         matched_token_id=token,
         usage=Usage(5, 0, 12, num_drafts, num_drafts // 2),
-        timings=Timings(1, 2, 3, 4000, 5, 6, 7, 8, 9, 3000),
+        timings=Timings(1, 2, 3, 4000, 5, 6, 7, 8, 9, 3000, 0.5),
         num_resumes=num_resumes,
         prefill_worker="prefill-1",
         decode_worker="decode-1",
