@@ -32,8 +32,8 @@ from decode_worker.step_output import step_batches, step_output
 from decode_worker.subscription import StepBatch
 from engine.config import EngineConfig
 from engine.engine import Engine
+from engine.errors import NativeUnavailable
 from engine.loading import LoadedModel
-from engine.native.build import NativeUnavailable
 from engine.native.library import NativeLibrary, load_library
 from engine.request import SequenceRequest, StepResult
 from engine.runner import ModelRunner

@@ -47,8 +47,12 @@ class ClusterRecord(BaseModel):
 
 
 def state_root() -> Path:
+    """Raises StateError."""
     base = os.environ.get("XDG_STATE_HOME") or "~/.local/state"
-    return Path(base).expanduser() / "pdserve"
+    try:
+        return Path(base).expanduser() / "pdserve"
+    except RuntimeError as error:
+        raise StateError("there is no home folder for the state of clusters: set XDG_STATE_HOME") from error
 
 
 def cluster_folder(name: str) -> Path:

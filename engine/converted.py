@@ -4,15 +4,13 @@ reading the file takes many; a hit loads neither torch nor transformers.
 
 from __future__ import annotations
 
-import fcntl
-import os
 import shutil
 import tempfile
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from hashlib import blake2b
 from pathlib import Path
 
+from engine.cache_folder import cache_root, locked, make_private
 from engine.errors import ModelError
 from engine.manifest import damage, write_manifest
 
@@ -25,12 +23,12 @@ def convert_gguf(path: Path, progress: Callable[[str], None]) -> Path:
     """The folder made of this file, now or earlier. Parallel callers share one conversion; a folder that is
     not what was written is made again. Raises ModelError.
     """
-    root = cache_root()
     try:
-        root.mkdir(parents=True, exist_ok=True)
+        root = cache_root()
+        make_private(root)
         folder = root / f"{path.stem}-{_file_key(path)}"
     except OSError as error:
-        raise ModelError(f"{path} cannot be read, or {root} not be made: {error}") from error
+        raise ModelError(f"{path} cannot be read, or the cache not be made: {error}") from error
     if damage(folder) is None:
         return folder
     progress(f"waiting for {path.name} to be converted")
@@ -73,11 +71,6 @@ def _check_whole(path: Path) -> None:
     check_gguf(path)
 
 
-def cache_root() -> Path:
-    base = os.environ.get("XDG_CACHE_HOME")
-    return (Path(base) if base else Path.home() / ".cache") / "pdserve"
-
-
 def _file_key(path: Path) -> str:
     """By content, not by time: a package installed anew needs no new conversion. Size, head and tail stand
     for the whole: the head holds the metadata, and weights that differ differ in their last megabyte.
@@ -89,11 +82,3 @@ def _file_key(path: Path) -> str:
         file.seek(max(0, size - _SAMPLE_BYTES))
         digest.update(file.read(_SAMPLE_BYTES))
     return digest.hexdigest()
-
-
-@contextmanager
-def locked(path: Path) -> Iterator[None]:
-    """One process at a time; the kernel lets go of the lock if its holder dies."""
-    with path.open("w") as file:
-        fcntl.flock(file, fcntl.LOCK_EX)
-        yield

@@ -5,6 +5,7 @@ EngineError
 │   ├── ModelNotFound
 │   ├── BrokenModel
 │   └── UnsupportedModel
+├── NativeUnavailable    our kernels cannot be had for this machine or model; says why
 ├── CannotFit            the sequence can never run here: too long for the pool or the context
 ├── NoRoom               not now: blocks or running places are all taken
 └── IntegrityError       the books do not balance: a bug
@@ -31,6 +32,10 @@ class BrokenModel(ModelError):
 
 class UnsupportedModel(ModelError):
     """The paged attention cannot honour this architecture; the message names what it lacks."""
+
+
+class NativeUnavailable(EngineError):
+    """Our kernels cannot be had for this machine or model; says why."""
 
 
 class CannotFit(EngineError):

@@ -14,13 +14,12 @@ from transformers import AutoModelForCausalLM, PreTrainedConfig
 from engine.architecture import building, check_context, choose_dtype, read_config, stored_dtype
 from engine.attention import ATTENTION_NAME
 from engine.config import ModelConfig
-from engine.errors import BrokenModel, ModelError
+from engine.errors import BrokenModel, ModelError, NativeUnavailable
 from engine.fingerprint import model_fingerprint
 from engine.layout import DTYPES, KVLayout
 from engine.model_files import read_json
 from engine.model_probe import ModelShape, probe_model
 from engine.module_run import ModuleRun
-from engine.native.build import NativeUnavailable
 from engine.native.decoder import NativeDecoder
 from engine.native.library import NativeLibrary
 from engine.native.load import Compile, NativeDiffers, library_for, make_decoder

@@ -20,16 +20,20 @@ def write_manifest(folder: Path) -> None:
     (folder / MANIFEST).write_text(json.dumps(files, indent=1))
 
 
-def damage(folder: Path) -> str | None:
-    """What is wrong with a folder, in words; None if it is as it was written. Reads every byte."""
+def damage(folder: Path, needed: str | None = None) -> str | None:
+    """What is wrong with a folder, in words; None if it is as it was written and has the file that is
+    `needed`. Reads every byte.
+    """
     try:
         files = json.loads((folder / MANIFEST).read_bytes())
-    except FileNotFoundError:
+    except (FileNotFoundError, NotADirectoryError):
         return "it was never finished"
-    except ValueError:
+    except (ValueError, IsADirectoryError):
         return f"its {MANIFEST} is damaged"
     if not isinstance(files, dict):
         return f"its {MANIFEST} is damaged"
+    if needed is not None and needed not in files:
+        return f"it has no {needed}"
     for name, expected in files.items():
         path = folder / name
         if not path.is_file():

@@ -5,6 +5,7 @@ An id is, in this order: a folder of safetensors, a .gguf file, the packaged "sm
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable
 from importlib.util import find_spec
 from pathlib import Path
@@ -42,7 +43,7 @@ def resolve_model(model_id: str, progress: Progress = no_progress) -> Path:
 
 def local_path(model_id: str) -> Path | None:
     """The folder or .gguf file that an id is the path of; None: it is a name. Raises ModelNotFound."""
-    path = Path(model_id).expanduser()
+    path = Path(os.path.expanduser(model_id))  # Path's own raises where there is no home
     is_gguf = path.suffix == ".gguf"
     if path.is_dir() or (is_gguf and path.is_file()):
         return path

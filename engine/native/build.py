@@ -1,26 +1,27 @@
 """Compiles the kernels, once on a machine for each kind of source, compiler and processor.
 
 The library has a plain C interface and no header of torch's, so this takes seconds. It lies in the user's
-cache in a folder of its own, which processes share: one compiles under a lock, the others wait for it.
+cache in a folder of its own, which processes share: one compiles under a lock, the others wait for it. Only
+what was loaded once gets there, and from there only what nobody else can have written is loaded.
 """
 
 from __future__ import annotations
 
-import os
+import ctypes
 import platform
 import shutil
-import subprocess
 import tempfile
+import time
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
 from hashlib import blake2b
 from pathlib import Path
 
 import torch
 
-from engine.converted import cache_root, locked
-from engine.errors import EngineError
-from engine.manifest import damage, write_manifest
+from engine.cache_folder import cache_root, check_private, locked, make_private
+from engine.errors import NativeUnavailable, first_line
+from engine.manifest import MANIFEST, damage, write_manifest
+from engine.native.compiler import run_compilers
 
 SOURCES = Path(__file__).parent / "src"
 LIBRARY = "kernels.so"
@@ -28,81 +29,107 @@ _COMPILERS = ("g++", "c++")
 # -ffp-contract=off: sums round alike in every instance of a template, so in every batch.
 _FLAGS = ("-std=c++17", "-O3", "-march=native", "-ffp-contract=off", "-fopenmp", "-fPIC")
 _NEEDED_FLAG = "avx512f"
-_COMPILE_TIMEOUT_S = 300
+# For all that is run. Well under the time that a worker has for its start (start_timeout_s).
+BUILD_TIMEOUT_S = 120.0
+
+Load = Callable[[Path], object]
 
 
-class NativeUnavailable(EngineError):
-    """Our kernels cannot be had for this machine or model; says why."""
+def open_library(path: Path) -> ctypes.CDLL:
+    """Raises OSError."""
+    return ctypes.CDLL(str(path))
 
 
-def build_library(progress: Callable[[str], None], sources: Path = SOURCES) -> Path:
-    """The compiled library, now or earlier. Raises NativeUnavailable."""
+def build_library(
+    progress: Callable[[str], None], sources: Path = SOURCES, load: Load = open_library
+) -> Path:
+    """The compiled library, now or earlier; one that `load` cannot load (it raises OSError or
+    NativeUnavailable) is compiled again, once. Raises NativeUnavailable.
+    """
+    deadline = time.monotonic() + BUILD_TIMEOUT_S
     cpu_flags = _cpu_flags()
     if _NEEDED_FLAG not in cpu_flags:
         raise NativeUnavailable("the processor has no AVX512F")
-    compiler, version = _compiler()
+    compiler, version = _compiler(deadline)
     key = _key([compiler, version, *_FLAGS, *_openmp(), *sorted(cpu_flags)], sources)
     try:
-        folder = cache_root() / "native" / key
-        folder.parent.mkdir(parents=True, exist_ok=True)
-        if damage(folder) is not None:
-            _build_under_lock(compiler, sources, folder, progress)
+        folder = _kernels_folder() / key
+        if _flaw(folder, load) is not None:
+            progress("waiting for the kernels to be compiled")
+            with locked(folder.with_name(f"{folder.name}.lock")):
+                if _flaw(folder, load) is not None:
+                    progress("compiling kernels, once on this machine")
+                    _build(compiler, sources, folder, load, deadline)
     except OSError as error:
         raise NativeUnavailable(f"the cache of kernels cannot be used: {error}") from error
     return folder / LIBRARY
 
 
-def _build_under_lock(compiler: str, sources: Path, folder: Path, progress: Callable[[str], None]) -> None:
-    progress("waiting for the kernels to be compiled")
-    with locked(folder.with_name(f"{folder.name}.lock")):
-        if damage(folder) is None:
-            return
-        progress("compiling kernels, once on this machine")
-        for left_over in folder.parent.glob(f"{folder.name}.*/"):  # of a process that died; we hold the lock
-            shutil.rmtree(left_over, ignore_errors=True)
-        unfinished = Path(tempfile.mkdtemp(prefix=f"{folder.name}.", dir=folder.parent))
-        try:
-            _compile(compiler, sources, unfinished / LIBRARY)
-            write_manifest(unfinished)
-            shutil.rmtree(folder, ignore_errors=True)
-            unfinished.rename(folder)
-        finally:
-            shutil.rmtree(unfinished, ignore_errors=True)
+def _kernels_folder() -> Path:
+    root = cache_root()
+    folder = root / "native"
+    make_private(root)
+    make_private(folder)
+    check_private(root, folder)
+    return folder
 
 
-def _compile(compiler: str, sources: Path, library: Path) -> None:
+def _flaw(folder: Path, load: Load) -> str | None:
+    """Why what is in a folder cannot be used. Raises PermissionError for what others may have put there."""
+    library = folder / LIBRARY
+    check_private(folder, library, folder / MANIFEST)
+    return damage(folder, needed=LIBRARY) or _why_not_loaded(library, load)
+
+
+def _why_not_loaded(library: Path, load: Load) -> str | None:
+    try:
+        load(library)
+    except (OSError, NativeUnavailable) as error:
+        return first_line(error)
+    return None
+
+
+def _build(compiler: str, sources: Path, folder: Path, load: Load, deadline: float) -> None:
+    """Nobody sees half of it, or what cannot be loaded. Under the lock."""
+    for left_over in folder.parent.glob(f"{folder.name}.*/"):  # of a process that died
+        shutil.rmtree(left_over, ignore_errors=True)
+    unfinished = Path(tempfile.mkdtemp(prefix=f"{folder.name}.", dir=folder.parent))
+    library = unfinished / LIBRARY
+    try:
+        _compile(compiler, sources, library, deadline)
+        library.chmod(0o700)
+        write_manifest(unfinished)
+        (unfinished / MANIFEST).chmod(0o600)
+        reason = _why_not_loaded(library, load)
+        if reason is not None:
+            raise NativeUnavailable(f"what {compiler} made cannot be used: {reason}")
+        shutil.rmtree(folder, ignore_errors=True)
+        unfinished.rename(folder)
+    finally:
+        shutil.rmtree(unfinished, ignore_errors=True)
+
+
+def _compile(compiler: str, sources: Path, library: Path, deadline: float) -> None:
     """The files side by side, then one library of them."""
     with tempfile.TemporaryDirectory(dir=library.parent.parent, prefix=f"{library.parent.name}.") as objects:
         commands = [
             [compiler, *_FLAGS, "-c", str(source), "-o", str(Path(objects, source.stem).with_suffix(".o"))]
             for source in sorted(sources.glob("*.cpp"))
         ]
-        with ThreadPoolExecutor(os.cpu_count()) as threads:
-            for _ in threads.map(_run, commands):
-                pass
+        run_compilers(commands, deadline)
         made = [command[-1] for command in commands]
-        _run([compiler, "-shared", *made, *_openmp(), "-o", str(library)])
+        run_compilers([[compiler, "-shared", *made, *_openmp(), "-o", str(library)]], deadline)
+    if not library.is_file():
+        raise NativeUnavailable(f"{compiler} made no library, and did not say why")
 
 
-def _run(command: list[str]) -> str:
-    """What the compiler says."""
-    try:
-        done = subprocess.run(command, capture_output=True, text=True, timeout=_COMPILE_TIMEOUT_S)
-    except (OSError, subprocess.TimeoutExpired) as error:
-        raise NativeUnavailable(f"{command[0]} cannot be run: {error}") from error
-    if done.returncode != 0:
-        said = [line for line in done.stderr.splitlines() if "error" in line] or [f"exit {done.returncode}"]
-        raise NativeUnavailable(f"{command[0]} cannot compile the kernels: {said[0]}")
-    return done.stdout
-
-
-def _compiler() -> tuple[str, str]:
+def _compiler(deadline: float) -> tuple[str, str]:
     """The compiler's path and what it says of its version."""
     for name in _COMPILERS:
         path = shutil.which(name)
         if path is None:
             continue
-        version = _run([path, "--version"])
+        (version,) = run_compilers([[path, "--version"]], deadline)
         if "Free Software Foundation" in version:
             return path, version
     raise NativeUnavailable(f"there is no GNU C++ compiler ({' or '.join(_COMPILERS)} in PATH)")

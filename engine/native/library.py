@@ -14,9 +14,9 @@ from pathlib import Path
 
 import torch
 
-from engine.errors import EngineError
+from engine.errors import EngineError, NativeUnavailable
 from engine.huge_pages import Slabs
-from engine.native.build import NativeUnavailable, build_library
+from engine.native.build import build_library
 
 
 class NativeError(EngineError):
@@ -184,7 +184,7 @@ class NativeLibrary:
 
 def load_library(progress: Callable[[str], None]) -> NativeLibrary:
     """Compiles it where that was not done yet. Raises NativeUnavailable."""
-    return NativeLibrary(build_library(progress))
+    return NativeLibrary(build_library(progress, load=NativeLibrary))
 
 
 def check(failure: bytes | None) -> None:

@@ -8,9 +8,8 @@ from typing import Literal
 
 import torch
 
-from engine.errors import ModelError
+from engine.errors import ModelError, NativeUnavailable
 from engine.layout import KVLayout
-from engine.native.build import NativeUnavailable
 from engine.native.decoder import NativeDecoder, NativeRun
 from engine.native.library import NativeLibrary, load_library
 from engine.native.recognise import recognise

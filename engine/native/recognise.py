@@ -13,7 +13,7 @@ import torch
 from torch import nn
 from transformers.activations import SiLUActivation
 
-from engine.native.build import NativeUnavailable
+from engine.errors import NativeUnavailable
 
 # The folder in transformers.models, and what the family's classes begin with.
 _FAMILIES: Mapping[str, str] = {"llama": "Llama", "mistral": "Mistral", "qwen2": "Qwen2", "qwen3": "Qwen3"}

@@ -10,7 +10,7 @@ import numpy as np
 import torch
 
 from engine.draw import Drawn, Wishes, draw_tokens
-from engine.native.build import NativeUnavailable
+from engine.errors import NativeUnavailable
 from engine.native.library import NativeLibrary, check
 
 _DTYPES = (torch.float32, torch.bfloat16)

@@ -8,9 +8,9 @@ from dataclasses import dataclass
 import torch
 
 from engine.batch import BatchRow, PackedBatch, pack
+from engine.errors import NativeUnavailable
 from engine.kv_pool import KVPool
 from engine.layout import KVLayout
-from engine.native.build import NativeUnavailable
 
 _NUM_TOKENS = 21
 # Of the pools in which they are computed.

@@ -13,9 +13,10 @@ from pathlib import Path
 
 import torch
 
+from engine.errors import NativeUnavailable
 from engine.huge_pages import allocate_huge
 from engine.layout import DTYPES
-from engine.native.build import NativeUnavailable, build_library
+from engine.native.build import build_library
 from pdserve.bench.errors import BenchError
 from pdserve.bench.limits import Rates
 

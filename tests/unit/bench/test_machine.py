@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from engine.native.build import NativeUnavailable
+from engine.errors import NativeUnavailable
 from pdserve.bench import machine
 from pdserve.bench.errors import BenchError
 from pdserve.bench.machine import Machine, _read_kernel, pin

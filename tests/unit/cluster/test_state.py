@@ -91,3 +91,14 @@ def test_logs_that_say_something_are_kept_if_they_shall_be() -> None:
             assert clear_folder(folder, keep_logs) == keep_logs
         assert [path.name for path in folder.glob("*.json")] == []
         assert folder.exists() == keep_logs
+
+
+def test_without_a_home_the_state_says_what_to_set(monkeypatch: pytest.MonkeyPatch) -> None:
+    def nobody(uid: int) -> None:
+        raise KeyError(uid)
+
+    monkeypatch.delenv("XDG_STATE_HOME")
+    monkeypatch.delenv("HOME")
+    monkeypatch.setattr("pwd.getpwuid", nobody)
+    with pytest.raises(StateError, match="set XDG_STATE_HOME"):
+        cluster_folder("a")

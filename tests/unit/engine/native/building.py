@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 import multiprocessing
+from collections.abc import Callable
 from pathlib import Path
 
 from engine.native.build import build_library
 
+# Puts a script in the compiler's place.
+Install = Callable[[str], None]
+WORKING = 'exec /usr/bin/g++ "$@"'
 COMPILING = "compiling kernels, once on this machine"
 
 

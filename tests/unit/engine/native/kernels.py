@@ -6,7 +6,7 @@ from functools import cache
 
 import pytest
 
-from engine.native.build import NativeUnavailable
+from engine.errors import NativeUnavailable
 from engine.native.library import NativeLibrary, load_library
 
 

@@ -12,10 +12,10 @@ import torch
 from engine.attention_reference import attention_reference
 from engine.attention_rules import AttentionRules
 from engine.batch import BatchRow, PagedBatch, pack
+from engine.errors import NativeUnavailable
 from engine.kv_pool import KVPool
 from engine.layout import DTYPES, KVLayout
 from engine.native.attention import NativeAttention
-from engine.native.build import NativeUnavailable
 from engine.native.library import NativeLibrary
 from tests.unit.engine.native.kernels import library_or_skip
 

@@ -12,31 +12,14 @@ import pytest
 
 from engine.config import EngineConfig, ModelConfig
 from engine.engine import Engine
-from engine.errors import ModelError
+from engine.errors import ModelError, NativeUnavailable
 from engine.loading import load_model
-from engine.native.build import LIBRARY, NativeUnavailable
+from engine.native.build import LIBRARY
 from engine.native.library import NativeLibrary
 from tests.models import tiny_model
 from tests.unit.engine.driving import Reference, generate, prompt, request
 from tests.unit.engine.native.building import COMPILING, build, build_in_process
 from tests.unit.engine.native.kernels import library_or_skip
-
-
-@pytest.fixture
-def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """An empty cache."""
-    library_or_skip()
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
-    return tmp_path / "cache" / "pdserve" / "native"
-
-
-@pytest.fixture
-def sources(tmp_path: Path) -> Path:
-    """Kernels that compile at once."""
-    folder = tmp_path / "src"
-    folder.mkdir()
-    (folder / "answer.cpp").write_text('extern "C" int answer() { return 42; }\n')
-    return folder
 
 
 @pytest.fixture
@@ -152,7 +135,7 @@ def test_off_looks_for_no_compiler_and_says_nothing(cache, no_compiler, tmp_path
 def test_loading_shows_that_kernels_are_compiled(tmp_path, monkeypatch):
     path = library_or_skip().path
 
-    def compile_anew(progress: Callable[[str], None]) -> Path:
+    def compile_anew(progress: Callable[[str], None], load: Callable[[Path], object]) -> Path:
         progress(COMPILING)
         return path
 

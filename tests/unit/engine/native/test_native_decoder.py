@@ -14,9 +14,9 @@ from engine.attention import ATTENTION_NAME
 from engine.batch import BatchRow, pack
 from engine.config import EngineConfig, ModelConfig
 from engine.engine import Engine
+from engine.errors import NativeUnavailable
 from engine.kv_pool import KVPool
 from engine.loading import LoadedModel, load_model
-from engine.native.build import NativeUnavailable
 from engine.native.decoder import NativeRun
 from engine.native.library import NativeError
 from engine.native.recognise import recognise

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from engine.native.build import NativeUnavailable
+from engine.errors import NativeUnavailable
 from engine.native.library import NativeLibrary
 from tests.unit.engine.native.kernels import library_or_skip
 
