@@ -93,6 +93,10 @@ def load_model(config: ModelConfig, progress: Callable[[str], None] = no_progres
         try:
             return _with_decoder(model, module, library, shape)
         except NativeDiffers as error:
+            if config.compile == "on":
+                raise ModelError(
+                    f"compile: on was asked for, and our decoder of {hf_config.model_type} is wrong: {error}"
+                ) from error
             log.warning("%s runs without our decoder: %s", hf_config.model_type, error)
             module = _module(folder, hf_config, dtype, device)
         except NativeUnavailable as error:

@@ -14,7 +14,7 @@ from engine.attention import ATTENTION_NAME
 from engine.batch import BatchRow, pack
 from engine.config import EngineConfig, ModelConfig
 from engine.engine import Engine
-from engine.errors import NativeUnavailable
+from engine.errors import ModelError, NativeUnavailable
 from engine.kv_pool import KVPool
 from engine.loading import LoadedModel, load_model
 from engine.native.decoder import NativeRun
@@ -157,6 +157,20 @@ def test_a_decoder_that_differs_from_its_module_is_not_used(tmp_path, monkeypatc
     assert any("other logits than the module" in line for line in caplog.messages)
     (tokens,) = generate(Engine(model, EngineConfig(num_blocks=16)), request(prompt(20), 8))
     assert tokens == Reference(folder).generate(prompt(20), 8)
+
+
+def test_on_refuses_a_known_family_whose_decoder_differs(tmp_path, monkeypatch):
+    folder = tiny_model(tmp_path)
+    run = NativeRun.run
+    monkeypatch.setattr(NativeRun, "run", lambda self, batch: run(self, batch).roll(1, dims=-1))
+    with pytest.raises(ModelError, match=r"compile: on .*our decoder of llama .* other logits"):
+        load(folder, compile="on")
+
+
+def test_on_leaves_an_unknown_family_to_its_module_with_our_attention(tmp_path):
+    model = load(tiny_model(tmp_path, next(each.name for each in SERVED if each.name not in KNOWN)))
+    assert model.decoder is None
+    assert model.library is not None
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
