@@ -41,6 +41,7 @@ from worker.control_server import ControlServer
 from worker.engine_calls import post_to_engine, run_on_engine
 from worker.identity import Role, WorkerIdentity, WorkerState
 from worker.messages import worker_load
+from worker.metrics import WorkerMetrics
 from worker.status import engine_counters, quarantine_messages, transfer_counters, worker_status
 from worker.statuses import RETRY_AFTER_S
 
@@ -71,7 +72,8 @@ class DecodeWorker:
         self._make_endpoint = endpoint or self._grpc_endpoint
         self._endpoint: PushEndpoint | None = None
         self.intake = Intake(loop, self.identity.instance_id, self, self._config.verify)
-        self._server = ControlServer(host, port, self.describe)
+        self._metrics = WorkerMetrics(self.describe)
+        self._server = ControlServer(host, port, self.describe, self._metrics)
         self._admissions = Admissions()
         self._publisher = Publisher(self._config.max_pending_steps, self._on_router_gone)
         # The engine thread's.
@@ -321,6 +323,7 @@ class DecodeWorker:
 
     def _on_step(self, result: StepResult) -> None:
         started = self._handovers.stepped(result, time.time_ns())
+        self._metrics.note_step(result)
         self._load = self._loop.engine.snapshot()
         self._asyncio.call_soon_threadsafe(self._publish, result, started)
 

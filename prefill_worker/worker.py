@@ -37,6 +37,7 @@ from worker.control_server import ControlServer
 from worker.engine_calls import post_to_engine, run_on_engine
 from worker.identity import Role, WorkerIdentity, WorkerState
 from worker.messages import worker_load
+from worker.metrics import WorkerMetrics
 from worker.status import engine_counters, transfer_counters, worker_status
 from worker.statuses import RETRY_AFTER_S
 
@@ -66,7 +67,8 @@ class PrefillWorker:
         grpc_transport = GrpcTransport(layout.block_bytes, self._config.connect_timeout_s)
         by_name: dict[str, Transport] = {t.name: t for t in (grpc_transport, *transports)}
         self.sender = Sender(layout, pool_blocks(loop.engine.pool), by_name, self._config.sender)
-        self._server = ControlServer(host, port, self.describe)
+        self._metrics = WorkerMetrics(self.describe)
+        self._server = ControlServer(host, port, self.describe, self._metrics)
         # All prefills until their blocks are free again. The asyncio loop's.
         self._prefills: dict[str, Prefill] = {}
         self._is_idle = asyncio.Event()
@@ -226,6 +228,7 @@ class PrefillWorker:
 
     def _on_step(self, result: StepResult) -> None:
         engine = self._loop.engine
+        self._metrics.note_step(result)
         self._load = engine.snapshot()  # the first token brings it to the router
         for output in result.outputs:
             prefill = self._computing.get(output.sequence_id)

@@ -1,4 +1,4 @@
-"""The grpc.aio server of a worker: its role's service, Describe, and health."""
+"""The grpc.aio server of a worker: its role's service, Describe, Metrics, and health."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 from grpc_health.v1._async import HealthServicer
 
 from pdserve.v1 import cluster_pb2, worker_pb2, worker_pb2_grpc
+from worker.metrics import WorkerMetrics
 
 _OPTIONS = [
     # A taken port is an error, not a second listener.
@@ -22,12 +23,14 @@ _OPTIONS = [
 
 
 class ControlServer:
-    def __init__(self, host: str, port: int, describe: Callable[[], cluster_pb2.WorkerStatus]) -> None:
+    def __init__(
+        self, host: str, port: int, describe: Callable[[], cluster_pb2.WorkerStatus], metrics: WorkerMetrics
+    ) -> None:
         self._host = host
         self._port = port
         self._health = HealthServicer()
         self.server = grpc.aio.server(options=_OPTIONS)
-        worker_pb2_grpc.add_WorkerServicer_to_server(_DescribeServicer(describe), self.server)
+        worker_pb2_grpc.add_WorkerServicer_to_server(_WorkerServicer(describe, metrics), self.server)
         health_pb2_grpc.add_HealthServicer_to_server(self._health, self.server)
 
     @property
@@ -50,11 +53,17 @@ class ControlServer:
         await self.server.stop(grace_s)
 
 
-class _DescribeServicer(worker_pb2_grpc.WorkerServicer):
-    def __init__(self, describe: Callable[[], cluster_pb2.WorkerStatus]) -> None:
+class _WorkerServicer(worker_pb2_grpc.WorkerServicer):
+    def __init__(self, describe: Callable[[], cluster_pb2.WorkerStatus], metrics: WorkerMetrics) -> None:
         self._describe = describe
+        self._metrics = metrics
 
     async def Describe(
         self, request: worker_pb2.DescribeRequest, context: object
     ) -> worker_pb2.DescribeResponse:
         return worker_pb2.DescribeResponse(status=self._describe())
+
+    async def Metrics(
+        self, request: worker_pb2.MetricsRequest, context: object
+    ) -> worker_pb2.MetricsResponse:
+        return worker_pb2.MetricsResponse(exposition=self._metrics.exposition())

@@ -25,6 +25,16 @@ class DescribeResponse(_message.Message):
     status: _cluster_pb2.WorkerStatus
     def __init__(self, status: _Optional[_Union[_cluster_pb2.WorkerStatus, _Mapping]] = ...) -> None: ...
 
+class MetricsRequest(_message.Message):
+    __slots__ = ()
+    def __init__(self) -> None: ...
+
+class MetricsResponse(_message.Message):
+    __slots__ = ("exposition",)
+    EXPOSITION_FIELD_NUMBER: _ClassVar[int]
+    exposition: bytes
+    def __init__(self, exposition: _Optional[bytes] = ...) -> None: ...
+
 class SequenceSpec(_message.Message):
     __slots__ = ("transfer_id", "epoch", "prompt_token_ids", "known_token_ids", "sampling", "stop", "output")
     TRANSFER_ID_FIELD_NUMBER: _ClassVar[int]

@@ -40,6 +40,11 @@ class WorkerStub:
                 request_serializer=pdserve_dot_v1_dot_worker__pb2.DescribeRequest.SerializeToString,
                 response_deserializer=pdserve_dot_v1_dot_worker__pb2.DescribeResponse.FromString,
                 _registered_method=True)
+        self.Metrics = channel.unary_unary(
+                '/pdserve.v1.Worker/Metrics',
+                request_serializer=pdserve_dot_v1_dot_worker__pb2.MetricsRequest.SerializeToString,
+                response_deserializer=pdserve_dot_v1_dot_worker__pb2.MetricsResponse.FromString,
+                _registered_method=True)
 
 
 class WorkerServicer:
@@ -52,6 +57,13 @@ class WorkerServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def Metrics(self, request, context):
+        """What it measures. Its router adds who said so, and shows all workers' at one address.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
 
 def add_WorkerServicer_to_server(servicer, server):
     rpc_method_handlers = {
@@ -59,6 +71,11 @@ def add_WorkerServicer_to_server(servicer, server):
                     servicer.Describe,
                     request_deserializer=pdserve_dot_v1_dot_worker__pb2.DescribeRequest.FromString,
                     response_serializer=pdserve_dot_v1_dot_worker__pb2.DescribeResponse.SerializeToString,
+            ),
+            'Metrics': grpc.unary_unary_rpc_method_handler(
+                    servicer.Metrics,
+                    request_deserializer=pdserve_dot_v1_dot_worker__pb2.MetricsRequest.FromString,
+                    response_serializer=pdserve_dot_v1_dot_worker__pb2.MetricsResponse.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -89,6 +106,33 @@ class Worker:
             '/pdserve.v1.Worker/Describe',
             pdserve_dot_v1_dot_worker__pb2.DescribeRequest.SerializeToString,
             pdserve_dot_v1_dot_worker__pb2.DescribeResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Metrics(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/pdserve.v1.Worker/Metrics',
+            pdserve_dot_v1_dot_worker__pb2.MetricsRequest.SerializeToString,
+            pdserve_dot_v1_dot_worker__pb2.MetricsResponse.FromString,
             options,
             channel_credentials,
             insecure,

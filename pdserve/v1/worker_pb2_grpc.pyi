@@ -37,6 +37,8 @@ class WorkerStub:
     @_typing.overload
     def __new__(cls, channel: _aio.Channel) -> WorkerAsyncStub: ...
     Describe: _grpc.UnaryUnaryMultiCallable[_worker_pb2.DescribeRequest, _worker_pb2.DescribeResponse]
+    Metrics: _grpc.UnaryUnaryMultiCallable[_worker_pb2.MetricsRequest, _worker_pb2.MetricsResponse]
+    """What it measures. Its router adds who said so, and shows all workers' at one address."""
 
 @_typing.type_check_only
 class WorkerAsyncStub(WorkerStub):
@@ -44,6 +46,8 @@ class WorkerAsyncStub(WorkerStub):
 
     def __init__(self, channel: _aio.Channel) -> None: ...
     Describe: _aio.UnaryUnaryMultiCallable[_worker_pb2.DescribeRequest, _worker_pb2.DescribeResponse]  # type: ignore[assignment]
+    Metrics: _aio.UnaryUnaryMultiCallable[_worker_pb2.MetricsRequest, _worker_pb2.MetricsResponse]  # type: ignore[assignment]
+    """What it measures. Its router adds who said so, and shows all workers' at one address."""
 
 class WorkerServicer(metaclass=_abc_1.ABCMeta):
     """Every worker."""
@@ -54,6 +58,14 @@ class WorkerServicer(metaclass=_abc_1.ABCMeta):
         request: _worker_pb2.DescribeRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_worker_pb2.DescribeResponse, _abc.Awaitable[_worker_pb2.DescribeResponse]]: ...
+
+    @_abc_1.abstractmethod
+    def Metrics(
+        self,
+        request: _worker_pb2.MetricsRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_worker_pb2.MetricsResponse, _abc.Awaitable[_worker_pb2.MetricsResponse]]:
+        """What it measures. Its router adds who said so, and shows all workers' at one address."""
 
 def add_WorkerServicer_to_server(servicer: WorkerServicer, server: _typing.Union[_grpc.Server, _aio.Server]) -> None: ...
 
