@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import logging
 import os
+import shutil
 import signal
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -66,6 +67,12 @@ def _checked_tokens(text: str) -> str:
     return text
 
 
+def _checked_interpreter(path: Path | None) -> Path | None:
+    if path is not None and shutil.which(path) is None:
+        raise typer.BadParameter(f"there is no program {path}")
+    return path
+
+
 class Transport(Enum):
     ALL = "all"
     SHM = "shm"
@@ -95,7 +102,12 @@ StepTokens = Annotated[
 ]
 VllmPython = Annotated[
     Path | None,
-    typer.Option("--vllm-python", metavar="PATH", help="An interpreter that has vLLM: compare with it."),
+    typer.Option(
+        "--vllm-python",
+        metavar="PATH",
+        callback=_checked_interpreter,
+        help="An interpreter that has vLLM: compare with it.",
+    ),
 ]
 Speculative = Annotated[
     bool,

@@ -106,7 +106,6 @@ def test_what_is_no_choice_is_wrong_usage(
         ),
         (["--rows", "prefill_4096"], "context of 2048 tokens; none of them does"),
         (["--threads", "100000"], "100000 threads want as many cores, this process may use"),
-        (["--rows", "decode_b1", "--vllm-python", "/no/python"], "vLLM in /no/python: it cannot be run"),
         (["--rows", "decode_b1", "--model", "./nowhere"], "there is no folder nowhere"),
     ],
 )

@@ -163,3 +163,17 @@ def test_help_shows_a_flag_without_a_value(command: str) -> None:
     ]
     assert lines != []
     assert [line for line in lines if "<bool>" in line] == []
+
+
+@pytest.mark.parametrize("what", ["missing", "a folder", "no program"])
+def test_an_interpreter_for_vllm_that_cannot_be_run_is_wrong_usage_before_a_model_is_loaded(
+    tmp_path: Path, what: str
+) -> None:
+    path = tmp_path / "python"
+    if what == "a folder":
+        path.mkdir()
+    elif what == "no program":
+        path.write_text("")
+    done = run("bench", "engine", "--model", str(tmp_path / "none"), "--vllm-python", str(path))
+    assert done.exit_code == 2
+    assert f"there is no program {path}" in done.output.replace("\n", "")
