@@ -12,7 +12,7 @@ from engine.layout import KVLayout
 # A prompt's last chunk is told in at most so many groups of layers.
 _MAX_GROUPS = 6
 # Less K and V than this is not worth a message of its own.
-MIN_GROUP_BYTES = 512 * 1024
+MIN_GROUP_BYTES = 1024 * 1024
 
 
 @dataclass(frozen=True, slots=True)
