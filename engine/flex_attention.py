@@ -11,6 +11,7 @@ Its kernels (torch 2.13) count elements in 32 bits: from 2³¹ on they would rea
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import cast
@@ -32,6 +33,8 @@ _MAX_KEY_TILE, _MIN_KEY_TILE = 64, 16
 _MIN_HEAD_DIM = 16
 # It is compiled for each kind of shape: one token or many, one list of blocks or several, windows.
 _MAX_COMPILED = 64
+# Dynamo takes a call meanwhile for a mistake, whichever thread it comes from.
+_COMPILING = threading.Lock()
 
 
 def why_no_flex(pool: torch.Tensor) -> str | None:
@@ -50,7 +53,13 @@ def why_no_flex(pool: torch.Tensor) -> str | None:
 def compiled_flex() -> Flex:
     """Uncompiled, FlexAttention would score every cell of the pool: better an error, hence `fullgraph`."""
     torch._dynamo.config.recompile_limit = max(_MAX_COMPILED, torch._dynamo.config.recompile_limit)
-    return torch.compile(flex_attention, fullgraph=True)
+    compiled = cast("Flex", torch.compile(flex_attention, fullgraph=True))
+
+    def flex(*arguments: object, **options: object) -> object:
+        with _COMPILING:  # in a worker nobody waits here: it has one engine
+            return compiled(*arguments, **options)
+
+    return flex
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,7 +85,7 @@ class FlexAttention:
         """`cells` [H·T]: where the step's K goes in layer 0, as in PagedBatch."""
         self._flex = flex
         self._cells = cells
-        self._rows = rows
+        self.rows = rows
 
     def can_attend(self, query: torch.Tensor, pool: torch.Tensor, rules: AttentionRules) -> bool:
         return query.dtype is pool.dtype
@@ -92,7 +101,7 @@ class FlexAttention:
     ) -> torch.Tensor:
         write_cells(batch.pool, self._cells, layer, key, value)
         out = query.new_empty(query.shape[1], query.shape[0], query.shape[2])
-        for rows in self._rows:
+        for rows in self.rows:
             own = query[:, rows.first : rows.last]
             out[rows.first : rows.last] = self._attend(batch.pool, layer, rows, own, rules)
         return out
@@ -190,13 +199,20 @@ def _block_mask(pool: torch.Tensor, rows: FlexRows, window: int | None) -> Block
     heads = torch.arange(num_heads, device=pool.device)[:, None]
     indices = tables[:, None, :] * stride + heads  # [S, H, W]
     return BlockMask.from_kv_blocks(
-        kv_num_blocks=counts.int()[:, None].expand(-1, num_heads, -1).reshape(-1, 1, num_lists),
-        kv_indices=indices.int()[:, :, None].expand(-1, -1, num_lists, -1).reshape(-1, 1, num_lists, width),
+        kv_num_blocks=_laid_out(counts.int()[:, None].expand(-1, num_heads, -1), -1, 1, num_lists),
+        kv_indices=_laid_out(
+            indices.int()[:, :, None].expand(-1, -1, num_lists, -1), -1, 1, num_lists, width
+        ),
         BLOCK_SIZE=(_QUERY_BLOCK, block_size),
         mask_mod=mask_mod,
         seq_lengths=(num_queries, num_cells),
         compute_q_blocks=False,
     )
+
+
+def _laid_out(lists: torch.Tensor, *shape: int) -> torch.Tensor:
+    """A copy in order: the kernel for many tokens takes lists for contiguous, not asking their strides."""
+    return lists.reshape(shape).clone(memory_format=torch.contiguous_format)
 
 
 def _logical_blocks(

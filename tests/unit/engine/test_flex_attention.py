@@ -5,7 +5,9 @@ there the mask alone must be right; compiled it walks along the lists of blocks,
 from __future__ import annotations
 
 import random
+import threading
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 
 import pytest
@@ -40,10 +42,10 @@ MakeKernel = Callable[[PagedBatch], AttentionKernel]
 
 
 def step(
-    shapes: list[tuple[int, int]], layer: int, *, elsewhere: float
+    shapes: list[tuple[int, int]], layer: int, *, elsewhere: float, device: torch.device = CPU
 ) -> tuple[list[BatchRow], PackedBatch]:
     """(context before, new tokens) each; all that no sequence wrote holds `elsewhere`."""
-    pool = KVPool(LAYOUT, BLOCKS, CPU)
+    pool = KVPool(LAYOUT, BLOCKS, device)
     pool.tensor.fill_(elsewhere)
     free = list(range(BLOCKS))
     random.Random(0).shuffle(free)
@@ -53,23 +55,29 @@ def step(
         if start % BLOCK:
             pool.tensor[table[start // BLOCK]] = 0
         for position in range(start):
-            pool.tensor[table[position // BLOCK], layer, :, :, position % BLOCK] = torch.randn(2, HEADS, DIM)
+            cell = torch.randn(2, HEADS, DIM, device=device)
+            pool.tensor[table[position // BLOCK], layer, :, :, position % BLOCK] = cell
         rows.append(BatchRow([0] * num_new, start, table))
     return rows, pack(rows, [1] * len(rows), pool)
 
 
 def check(
-    rows: list[BatchRow], packed: PackedBatch, layer: int, rules: AttentionRules, make: MakeKernel
+    rows: list[BatchRow],
+    packed: PackedBatch,
+    layer: int,
+    rules: AttentionRules,
+    make: MakeKernel,
+    group: int = GROUP,
 ) -> None:
-    total = packed.input_ids.shape[1]
-    query = torch.randn(HEADS * GROUP, total, DIM)
-    key, value = torch.randn(HEADS, total, DIM), torch.randn(HEADS, total, DIM)
+    total, device = packed.input_ids.shape[1], packed.paged.pool.device
+    query = torch.randn(HEADS * group, total, DIM, device=device)
+    key, value = torch.randn(2, HEADS, total, DIM, device=device)
     out = attend(packed.paged, layer, query, key, value, rules, make(packed.paged))
     for row, last in zip(rows, packed.logit_rows.tolist(), strict=True):
         first = last + 1 - len(row.token_ids)
-        own = query[:, first : last + 1]
-        expected = attention_reference(own, packed.paged.pool, layer, row.block_table, row.start, rules)
-        torch.testing.assert_close(out[first : last + 1], expected, rtol=1e-4, atol=1e-5)
+        own, pool = query[:, first : last + 1].cpu(), packed.paged.pool.cpu()
+        expected = attention_reference(own, pool, layer, row.block_table, row.start, rules)
+        torch.testing.assert_close(out[first : last + 1].cpu(), expected, rtol=1e-4, atol=1e-5)
 
 
 @pytest.mark.parametrize("layer", range(LAYERS))
@@ -106,6 +114,48 @@ def test_compiled_it_reads_the_blocks_of_its_lists_and_no_others(name):
         wide = torch.nn.functional.pad(tables, (0, width - tables.shape[1]))
         packed = replace(packed, paged=replace(packed.paged, block_tables=wide))
         check(rows, packed, layer, RULES[name], lambda paged: flex_batch(paged, flex))
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU here")
+@pytest.mark.timeout(300)
+@pytest.mark.parametrize("group", [3, 4])  # 4, as every power of two, has a kernel of its own for few tokens
+@pytest.mark.parametrize("name", RULES)
+def test_on_a_gpu_its_kernels_give_what_the_reference_gives(name, group):
+    flex, rules = compiled_flex(), RULES[name]
+    if rules.sinks is not None:
+        rules = replace(rules, sinks=torch.linspace(-1, 2, HEADS * group, device="cuda"))
+    for layer in range(LAYERS):
+        for shapes in (DECODES + CHUNKS, LONG, [(40, 1)]):
+            rows, packed = step(shapes, layer, elsewhere=float("nan"), device=torch.device("cuda"))
+            clear_begun(packed.paged)
+            check(rows, packed, layer, rules, lambda paged: flex_batch(paged, flex), group)
+
+
+@pytest.mark.parametrize(
+    "shapes", [[(40, 1)], [(0, 16)], LONG, DECODES], ids=["one", "chunk", "long", "many"]
+)
+def test_its_lists_lie_in_order_as_the_kernels_take_for_granted(shapes):
+    _, packed = step(shapes, 0, elsewhere=0.0)
+    for rows in flex_batch(packed.paged, flex_attention).rows:
+        mask = rows.mask(packed.paged.pool, None)
+        for lists in (mask.kv_num_blocks, mask.kv_indices):
+            assert lists.stride() == torch.empty(lists.shape).stride()
+
+
+def test_engines_of_one_process_compile_one_after_the_other(monkeypatch):
+    inside, overlaps = threading.Lock(), []
+
+    def compiled(number: int) -> int:
+        overlaps.append(not inside.acquire(blocking=False))
+        threading.Event().wait(0.01)
+        inside.release()
+        return number
+
+    monkeypatch.setattr(torch, "compile", lambda *_, **__: compiled)
+    with ThreadPoolExecutor(4) as threads:
+        answers = [threads.submit(compiled_flex(), number) for number in range(8)]
+        assert [answer.result(10) for answer in answers] == list(range(8))
+    assert overlaps == [False] * 8
 
 
 def test_it_says_which_pools_it_cannot_read():
