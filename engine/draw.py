@@ -81,7 +81,7 @@ def draw_tokens(scores: torch.Tensor, wishes: Wishes) -> Drawn:
     is_greedy = wishes.temperatures == 0
     _take_best(scores, wishes, np.flatnonzero(is_greedy), drawn)
     sampled = np.flatnonzero(~is_greedy)
-    tile = max(1, _TILE_SCORES // scores.shape[1]) if scores.device.type == "cpu" else num
+    tile = max(1, _TILE_SCORES // scores.shape[1]) if scores.device.type == "cpu" else max(1, num)
     for first in range(0, len(sampled), tile):
         _sample(scores, wishes, sampled[first : first + tile], drawn)
     return drawn

@@ -118,6 +118,12 @@ def test_torch_and_kernel_draw_the_same():
     assert ours.is_finite.all()
 
 
+@pytest.mark.parametrize("device", ["cpu", "meta"])  # meta: as on any that is no CPU
+def test_a_step_that_draws_nothing_is_no_error(device: str):
+    drawn = draw_tokens(torch.empty(0, 100, device=device), greedy_wishes([]))
+    assert len(drawn.token_ids) == 0
+
+
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_the_first_of_equal_scores_is_the_best(draw: Draw, dtype: torch.dtype):
     scores = torch.randint(0, 4, (30, 3000), generator=torch.Generator().manual_seed(0)).to(dtype)
