@@ -7,13 +7,16 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack
 from functools import partial
 from itertools import count
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 import numpy as np
+import numpy.typing as npt
+import torch
 
+from engine.kv_pool import KVPool
 from engine.request import NewToken
 from engine.reservations import BlockReservation
-from kv_transfer.blocks import BlockStore, BufferBlocks, Cells, HostBlocks
+from kv_transfer.blocks import BlockStore, BufferBlocks, Cells, DeviceBlocks, HostBlocks
 from kv_transfer.frame import Header, TransferKey
 from kv_transfer.layout import KVLayout
 from kv_transfer.receiver import Receiver
@@ -38,6 +41,27 @@ LAYOUT = KVLayout(2, 2, 8, 4, "float32", "tiny")
 FIRST = NewToken(position=0, token_id=7, logprobs=None)
 INSTANCE = "decode-instance"
 WAIT_S = 10.0
+
+
+class Medium(NamedTuple):
+    """A transport's name, and where both pools are."""
+
+    transport: str
+    device: str = "cpu"
+
+
+class DeviceBuffer(DeviceBlocks):
+    """A pool on a GPU, with a copy of its blocks at hand as `array`."""
+
+    def __init__(self, array: npt.NDArray[np.uint8], layout: KVLayout) -> None:
+        super().__init__(KVPool(layout, len(array), torch.device("cuda")))
+        self.write(range(len(array)), range(layout.num_layers), memoryview(array.reshape(-1)))
+
+    @property
+    def array(self) -> npt.NDArray[np.uint8]:
+        """[num_blocks, block_bytes]."""
+        num_blocks = len(self._pool.tensor)
+        return self._pool.tensor.view(torch.uint8).reshape(num_blocks, -1).cpu().numpy()
 
 
 class Events:
@@ -79,7 +103,7 @@ class HandOver:
 
     def __init__(
         self,
-        transport: Transport | str,
+        transport: Transport | Medium | str,
         layout: KVLayout = LAYOUT,
         num_blocks: int = 32,
         config: SenderConfig | None = None,
@@ -96,9 +120,14 @@ class HandOver:
         self.layout = layout
         self.events = Events()
         self.table = ReservationTable(self.events, layout)
-        self.source = BufferBlocks(num_blocks, layout)
-        self.target: HostBlocks = BufferBlocks(num_blocks, layout)
+        self.source: HostBlocks | DeviceBuffer = BufferBlocks(num_blocks, layout)
+        self.target: HostBlocks | DeviceBuffer = BufferBlocks(num_blocks, layout)
         self.source.array[:] = np.random.default_rng(1).integers(0, 256, self.source.array.shape, np.uint8)
+        if isinstance(transport, Medium):
+            transport, device = transport
+            if device == "cuda":
+                self.source = DeviceBuffer(self.source.array, layout)
+                self.target = DeviceBuffer(self.target.array, layout)
         if isinstance(transport, str):
             transport = make_transport(transport, self.source, layout)
         pool: SharedPool | None = None

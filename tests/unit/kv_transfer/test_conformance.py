@@ -1,4 +1,8 @@
-"""What `kv_transfer/transport/base.py` promises, over every transport: one suite for all of them."""
+"""What `kv_transfer/transport/base.py` promises, over every transport: one suite for all of them.
+
+Where there is a GPU, once more from and to pools on it, by pinned buffers. (By shm D's blocks stay in host
+memory, the only kind that can be shared so.)
+"""
 
 from __future__ import annotations
 
@@ -9,6 +13,7 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
+import torch
 
 from kv_transfer.blocks import BufferBlocks, Cells
 from kv_transfer.frame import Blocks, Commit, Header, TransferKey
@@ -17,7 +22,7 @@ from kv_transfer.transfer import Transfer, TransferReport
 from kv_transfer.verify import Verify
 from pdserve.v1.errors import Aborted, DataLoss, FailedPrecondition, NotFound, PdserveError, Unavailable
 from tests.integrity import wait_until
-from tests.unit.kv_transfer.hand_over import FIRST, LAYOUT, WAIT_S, HandOver, Meddle, Send
+from tests.unit.kv_transfer.hand_over import FIRST, LAYOUT, WAIT_S, HandOver, Meddle, Medium, Send
 
 # "late reader" is the memory transport where it reads payloads until they are answered.
 TRANSPORTS = ["memory", "late reader", "grpc", "shm", "collective"]
@@ -25,13 +30,29 @@ SIZE, LAYER = LAYOUT.block_bytes, LAYOUT.layer_bytes
 ONE_BLOCK = SenderConfig(frame_bytes=SIZE, window_bytes=2 * SIZE, ack_timeout_s=10.0)
 
 
-@pytest.fixture(params=TRANSPORTS)
-def transport(request: pytest.FixtureRequest) -> str:
-    return str(request.param)
+NEEDS_GPU = pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU here")
+NEEDS_TWO = pytest.mark.skip(reason="NCCL takes no two ranks on one GPU; for two, benchmarks/nccl_pair.py")
+MEDIA = [
+    *(pytest.param(Medium(name), id=name) for name in TRANSPORTS),
+    *(
+        pytest.param(
+            Medium(name, "cuda"),
+            id=f"{name} on cuda",
+            marks=NEEDS_TWO if name == "collective" else NEEDS_GPU,
+        )
+        for name in TRANSPORTS
+    ),
+]
+
+
+@pytest.fixture(params=MEDIA)
+def transport(request: pytest.FixtureRequest) -> Medium:
+    medium: Medium = request.param
+    return medium
 
 
 @pytest.fixture
-def both(transport: str) -> Iterator[HandOver]:
+def both(transport: Medium) -> Iterator[HandOver]:
     with HandOver(transport, config=ONE_BLOCK) as made:
         yield made
 
@@ -217,7 +238,7 @@ def test_closing_the_sender_fails_what_is_under_way_on_both_sides(both: HandOver
 @pytest.mark.parametrize("verify", list(Verify))
 @pytest.mark.parametrize("num_cached", [0, 1])
 def test_blocks_and_then_layers_arrive_where_they_belong(
-    transport: str, verify: Verify, num_cached: int
+    transport: Medium, verify: Verify, num_cached: int
 ) -> None:
     config = SenderConfig(frame_bytes=2 * SIZE, window_bytes=4 * SIZE, verify=verify)
     with HandOver(transport, config=config, verify=verify) as both:
@@ -247,7 +268,7 @@ def test_blocks_and_then_layers_arrive_where_they_belong(
 
 
 @pytest.mark.parametrize("frame_bytes", [LAYER, SIZE, 3 * SIZE])
-def test_many_by_blocks_and_layers_at_once_arrive_whole(transport: str, frame_bytes: int) -> None:
+def test_many_by_blocks_and_layers_at_once_arrive_whole(transport: Medium, frame_bytes: int) -> None:
     """Their frames take turns; each transfer's stay in order, or D would refuse them."""
     with HandOver(transport, config=SenderConfig(frame_bytes=frame_bytes, window_bytes=4 * SIZE)) as both:
         targets = [both.reserve(f"t{i}", tuple(range(31 - 4 * i, 27 - 4 * i, -1))) for i in range(8)]
@@ -266,7 +287,7 @@ def test_many_by_blocks_and_layers_at_once_arrive_whole(transport: str, frame_by
 
 @pytest.mark.parametrize(("demanded", "offered"), [(d, o) for d in Verify for o in Verify if o < d])
 def test_a_hand_over_that_is_checked_less_than_demanded_is_refused(
-    transport: str, demanded: Verify, offered: Verify
+    transport: Medium, demanded: Verify, offered: Verify
 ) -> None:
     with HandOver(transport, config=SenderConfig(verify=offered), verify=demanded) as both:
         target = both.reserve("a", (0,))
@@ -281,14 +302,14 @@ def test_a_hand_over_that_is_checked_less_than_demanded_is_refused(
 
 @contextmanager
 def meddled(
-    transport: str, meddle: Meddle, config: SenderConfig = ONE_BLOCK, verify: Verify | None = None
+    transport: Medium, meddle: Meddle, config: SenderConfig = ONE_BLOCK, verify: Verify | None = None
 ) -> Iterator[HandOver]:
     with HandOver(transport, config=replace(config, verify=verify), verify=verify, meddle=meddle) as both:
         yield both
 
 
 @pytest.mark.parametrize("twice", [0, 1, 2, 3])
-def test_a_frame_that_is_sent_twice_is_applied_once(transport: str, twice: int) -> None:
+def test_a_frame_that_is_sent_twice_is_applied_once(transport: Medium, twice: int) -> None:
     def meddle(send: Send, number: int, header: Header, payload: Cells | None, target: Sequence[int]) -> None:
         for _ in range(2 if number == twice else 1):
             send(header, payload, target)
@@ -304,7 +325,7 @@ def test_a_frame_that_is_sent_twice_is_applied_once(transport: str, twice: int) 
 
 @pytest.mark.parametrize("verify", list(Verify))
 @pytest.mark.parametrize("damaged", [1, 2])
-def test_damage_on_the_way_is_seen_by_who_looks(transport: str, verify: Verify, damaged: int) -> None:
+def test_damage_on_the_way_is_seen_by_who_looks(transport: Medium, verify: Verify, damaged: int) -> None:
     spoiled = BufferBlocks(32, LAYOUT)
 
     def meddle(send: Send, number: int, header: Header, payload: Cells | None, target: Sequence[int]) -> None:
@@ -330,7 +351,7 @@ def test_damage_on_the_way_is_seen_by_who_looks(transport: str, verify: Verify, 
 
 
 @pytest.mark.parametrize("verify", [Verify.CHECKSUM, Verify.FULL])
-def test_a_wrong_digest_is_data_loss_on_both_sides(transport: str, verify: Verify) -> None:
+def test_a_wrong_digest_is_data_loss_on_both_sides(transport: Medium, verify: Verify) -> None:
     def meddle(send: Send, number: int, header: Header, payload: Cells | None, target: Sequence[int]) -> None:
         if isinstance(header, Commit) and header.key.transfer_id == "a":
             header = replace(header, digest=header.digest ^ 1)
@@ -347,7 +368,7 @@ def test_a_wrong_digest_is_data_loss_on_both_sides(transport: str, verify: Verif
 
 
 @pytest.mark.parametrize("lost", [1, 2])
-def test_a_lost_frame_fails_its_transfer_and_no_other(transport: str, lost: int) -> None:
+def test_a_lost_frame_fails_its_transfer_and_no_other(transport: Medium, lost: int) -> None:
     def meddle(send: Send, number: int, header: Header, payload: Cells | None, target: Sequence[int]) -> None:
         if number != lost:
             send(header, payload, target)
@@ -366,7 +387,7 @@ def test_a_lost_frame_fails_its_transfer_and_no_other(transport: str, lost: int)
 
 @pytest.mark.parametrize("at", [1, 2, 3])
 def test_a_sender_whose_connection_dies_fails_both_ends_and_the_next_one_works(
-    transport: str, at: int
+    transport: Medium, at: int
 ) -> None:
     def meddle(send: Send, number: int, header: Header, payload: Cells | None, target: Sequence[int]) -> None:
         if number == at:
@@ -411,7 +432,7 @@ class Gate:
 
 
 def test_a_full_window_holds_the_sender_until_there_is_room(
-    transport: str, monkeypatch: pytest.MonkeyPatch
+    transport: Medium, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     num_sent = 0
 
@@ -436,7 +457,7 @@ def test_a_full_window_holds_the_sender_until_there_is_room(
         assert np.array_equal(both.target.array[:16], both.source.array[:16])
 
 
-def test_a_receiver_that_stands_still_is_given_up(transport: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_receiver_that_stands_still_is_given_up(transport: Medium, monkeypatch: pytest.MonkeyPatch) -> None:
     config = SenderConfig(frame_bytes=SIZE, window_bytes=3 * SIZE, ack_timeout_s=0.3)
     with HandOver(transport, config=config) as both:
         gate = Gate(both, monkeypatch)
