@@ -48,5 +48,7 @@ class RunsShown:
 def shown_runs() -> Iterator[RunsShown]:
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
     # Drawn seldom: it takes from the time of the streams that are being timed.
-    with Progress(*columns, console=err, transient=True, refresh_per_second=2) as bar:
+    with Progress(
+        *columns, console=err, transient=True, refresh_per_second=2, disable=not err.is_terminal
+    ) as bar:
         yield RunsShown(bar)

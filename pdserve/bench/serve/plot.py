@@ -11,7 +11,7 @@ import numpy as np
 
 from pdserve.bench.errors import BenchError
 from pdserve.bench.serve.goodput import Slo
-from pdserve.bench.serve.load_test import Report
+from pdserve.bench.serve.load_test import Report, RunResult
 from pdserve.bench.serve.records import RequestRecord
 from pdserve.bench.serve.sweep import Crossing
 
@@ -34,20 +34,27 @@ def check_can_plot(path: Path) -> None:
 
 
 def plot_report(report: Report, path: Path) -> None:
-    """The last run's latencies; beside them, of a search, its attainment."""
+    """A run's latencies; of a search those of the highest rate that met the target (if none, of the lowest),
+    and its attainment beside them.
+    """
     from matplotlib.figure import Figure
 
     num_columns = 2 if report.crossing is None else 3
     figure = Figure(figsize=(5.2 * num_columns, 3.8), layout="constrained")
     axes = figure.subplots(1, num_columns)
-    records = report.runs[-1].records
-    plot_ttft(axes[0], records, report.slo)
-    plot_itl(axes[1], records)
+    shown = report.runs[0] if report.crossing is None else _best_run(report.runs, report.crossing.target)
+    plot_ttft(axes[0], shown.records, report.slo)
+    plot_itl(axes[1], shown.records)
     if report.crossing is not None:
         plot_attainment(axes[2], {report.served.model: report.crossing}, str(report.slo))
-    rate = report.runs[-1].workload.rate
-    figure.suptitle(f"{report.served.model}, {report.runs[-1].workload.name} at {rate:.3g} requests/s")
+    figure.suptitle(f"{report.served.model}, {shown.workload.name} at {shown.workload.rate:.3g} requests/s")
     figure.savefig(path, dpi=120)
+
+
+def _best_run(runs: Sequence[RunResult], target: float) -> RunResult:
+    ordered = sorted(runs, key=lambda run: run.workload.rate)
+    met = [run for run in ordered if run.goodput is not None and run.goodput.attainment >= target]
+    return met[-1] if met else ordered[0]
 
 
 def plot_ttft(axes: Axes, records: Sequence[RequestRecord], slo: Slo | None) -> None:
@@ -78,6 +85,10 @@ def plot_itl(axes: Axes, records: Sequence[RequestRecord]) -> None:
         values = [float(np.percentile(gaps[which == index], percent)) for index in spans]
         axes.plot([float(edges[index : index + 2].mean()) for index in spans], values, label=label)
     axes.set_yscale("log")
+    # Plain numbers, not powers of ten; between decades only where there is room.
+    axes.yaxis.set_major_formatter("{x:g}")
+    axes.yaxis.set_minor_formatter("{x:g}" if max(gaps) < 100 * max(min(gaps), 0.1) else "")
+    axes.tick_params(axis="y", which="minor", labelsize="x-small")
     axes.legend(fontsize="small")
 
 

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from tokenizers import Tokenizer, models, pre_tokenizers
 
 from pdserve.bench.errors import BenchError
 from pdserve.bench.serve.choice import Kind, WorkloadChoice
@@ -109,6 +111,24 @@ async def test_a_trace_keeps_its_own_rate_if_none_is_asked_for(tmp_path: Path) -
     await LoadTest(WorkloadChoice(Kind.TRACE, file), 1).measure(Instant(), shown)
     await LoadTest(WorkloadChoice(Kind.TRACE, file, rate=200), 1).measure(Instant(), shown)
     assert shown.rates == [pytest.approx(20), pytest.approx(200)]
+
+
+async def test_dialogues_are_sent_as_text_with_answers_counted_by_the_tokenizer(tmp_path: Path) -> None:
+    file, tokenizer = tmp_path / "dialogues.json", tmp_path / "tokenizer.json"
+    turns = [{"from": "human", "value": "Who?"}, {"from": "gpt", "value": "me and you and me"}]
+    file.write_text(json.dumps([{"conversations": turns}]))
+    words = Tokenizer(models.WordLevel({"me": 0, "and": 1, "you": 2}))
+    words.pre_tokenizer = pre_tokenizers.Whitespace()
+    words.save(str(tokenizer))
+    client = Instant()
+    for path in (tokenizer, tmp_path):
+        wanted = WorkloadChoice(Kind.DIALOGUES, file, num_requests=2, rate=1000, tokenizer=path)
+        report = await LoadTest(wanted, 1).measure(client, Silent())
+        assert report.runs[0].summary.num_tokens == 2 * 5
+    assert client.prompts == ["Hello", "Who?", "Who?"] * 2
+    tokenizer.write_text("{}")
+    with pytest.raises(BenchError, match="is no tokenizer"):
+        await LoadTest(wanted, 1).measure(client, Silent())
 
 
 @pytest.mark.parametrize("ending", [".png", ".svg"])
