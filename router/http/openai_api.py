@@ -100,6 +100,7 @@ class OpenAI:
             "created": self._created,
             "owned_by": "pdserve",
             "max_model_len": model.max_model_len,
+            "vocab_size": model.vocab_size,
         }
 
 

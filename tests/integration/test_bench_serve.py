@@ -68,7 +68,7 @@ async def test_every_request_has_its_tokens_and_its_times(cluster: Serving, way:
     async with client_of(cluster, way) as client:
         served = await client.served()
         records = await run(workload, client)
-    assert (served.model, served.max_model_len) == ("tiny", MAX_LEN)
+    assert (served.model, served.max_model_len, served.vocab_size) == ("tiny", MAX_LEN, VOCAB_SIZE)
     for request, record in zip(workload.requests, records, strict=True):
         assert record.is_ok, record.failure
         # Where the router is busy, tokens that wait go out together.
@@ -132,7 +132,7 @@ async def test_the_command_reports_as_json_and_plots(cluster: Serving, way: str,
     where = (
         ("--address", cluster.server.address)
         if way == "grpc"
-        else ("--url", f"http://{cluster.server.http_address}", "--vocab-size", str(VOCAB_SIZE))
+        else ("--url", f"http://{cluster.server.http_address}")
     )
     plot, whole = tmp_path / "plot.png", tmp_path / "whole.json"
     process = await command(
