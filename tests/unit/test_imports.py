@@ -47,6 +47,7 @@ ONLY_IN = {
     "ray": {"cluster"},
     "torch": {"engine", "kv_transfer", "pdserve.bench"},
     "transformers": {"engine"},
+    "llguidance": {"engine", "router", "pdserve.v1"},
     "grpc": {
         "pdserve.v1",
         "kv_transfer",
@@ -58,6 +59,8 @@ ONLY_IN = {
         "client",
         "pdserve.bench",
     },
+    "starlette": {"router"},
+    "uvicorn": {"router"},
     "aiohttp": {"pdserve.bench"},
     "prometheus_client": {"router", "worker"},
     "matplotlib": {"pdserve.bench"},

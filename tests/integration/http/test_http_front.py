@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import shutil
+import socket
 from collections.abc import AsyncIterator
 from pathlib import Path
 
@@ -353,6 +354,18 @@ async def test_draining_lets_streams_end_and_ends_those_that_take_too_long(model
         stay_writer.close()
         with pytest.raises(ConnectionError):
             await connect(address)
+
+
+async def test_small_writes_go_at_once(cluster: Cluster) -> None:
+    _, writer = await connect(address_of(cluster))
+    server = cluster.server._http
+    assert server is not None
+    open_ones = server._server.server_state.connections
+    await until(lambda: len(open_ones) == 1)
+    (protocol,) = open_ones
+    accepted = protocol.transport.get_extra_info("socket")
+    assert accepted.getsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY)
+    writer.close()
 
 
 async def test_a_taken_http_port_is_an_error_that_names_it(cluster: Cluster) -> None:
