@@ -37,6 +37,9 @@ class Dispatcher:
         self._table = table
         self._router_id = router_id
         self._in_flight: set[str] = set()
+        # Attempts that were made again: workers were lost, or none had room.
+        self.num_resumes = 0
+        self.num_refusals = 0
         self._releaser = Releaser()
         self._placing = Placing(table, settings.prefill_backlog_tokens)
         self.admission = Admission(settings.max_queued_requests, settings.queue_order, self._placing)
@@ -57,6 +60,7 @@ class Dispatcher:
                             yield output
                 except AttemptLost as loss:
                     request.lose(loss)
+                    self._note_loss(loss)
                 finally:
                     self._release(attempt)
 
@@ -166,6 +170,12 @@ class Dispatcher:
         timeline.first_token_at = timeline.last_token_at
         request.tell(Moment.FIRST_TOKEN, _name(attempt.prefill_worker))
         return True
+
+    def _note_loss(self, loss: AttemptLost) -> None:
+        if loss.verdict is Verdict.WAIT:
+            self.num_refusals += 1
+        else:
+            self.num_resumes += 1
 
     def _no_room(self, request: Request, error: PdserveError) -> AttemptLost:
         self.admission.no_room(back_off_s(request.num_refusals + 1, base_s=0.05, limit_s=0.5))

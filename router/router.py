@@ -18,6 +18,7 @@ from router.fleet.control import CHANNEL_OPTIONS, watch
 from router.fleet.workers import WorkerTable
 from router.front.checks import DEFAULT_MAX_TOKENS
 from router.front.intake import Intake
+from router.metrics.scrape import RouterMetrics
 from router.outputs import Output
 from router.tasks import Tasks
 from router.text.model_folder import read_model_folder
@@ -37,6 +38,7 @@ class Router:
         self._codec = TextCodec(folder)
         self._intake = Intake(config, folder, self._codec, self.table, self._tell)
         self._dispatcher = Dispatcher(self.table, config, config.router_id)
+        self.metrics = RouterMetrics(config.model, config.router_id, self.table, self._dispatcher)
         self._control_channel = grpc.aio.insecure_channel(config.control, options=CHANNEL_OPTIONS)
         self.control = cluster_pb2_grpc.ControlStub(self._control_channel)
 
@@ -57,15 +59,17 @@ class Router:
         `deadline` is entered by the caller around all of its work. Where the message names no limit,
         `default_max_tokens` are generated, or what fits. Raises PdserveError.
         """
-        self._dispatcher.admission.refuse_if_full()
-        requests = await self._intake.accept(message, deadline, default_max_tokens)
-        if len(requests) == 1:
-            outputs = self._dispatcher.generate(requests[0])
-        else:
-            outputs = first_then_others(requests, self._dispatcher.generate)
-        async with aclosing(outputs):
-            async for output in outputs:
-                yield output
+        with self.metrics.requests.measured(deadline) as measure:
+            self._dispatcher.admission.refuse_if_full()
+            requests = await self._intake.accept(message, deadline, default_max_tokens)
+            if len(requests) == 1:
+                outputs = self._dispatcher.generate(requests[0])
+            else:
+                outputs = first_then_others(requests, self._dispatcher.generate)
+            async with aclosing(outputs):
+                async for output in outputs:
+                    measure.note(output)
+                    yield output
 
     async def generate_all(
         self,
@@ -79,10 +83,8 @@ class Router:
                 async for output in outputs:
                     yield output
             return
-        limit = self.config.max_queued_requests
-        if len(messages) > limit:
-            raise InvalidArgument(f"prompt: {len(messages)} of them at once, at most {limit} are taken")
-        self._dispatcher.admission.refuse_if_full(len(messages))
+        with self.metrics.requests.measured(deadline):
+            self._refuse_too_many(len(messages))
         streams = []
         for number, message in enumerate(messages):
             start = number * (message.n if message.HasField("n") else 1)
@@ -90,6 +92,12 @@ class Router:
         async with aclosing(merged(streams)) as outputs:
             async for output in outputs:
                 yield output
+
+    def _refuse_too_many(self, num_messages: int) -> None:
+        limit = self.config.max_queued_requests
+        if num_messages > limit:
+            raise InvalidArgument(f"prompt: {num_messages} of them at once, at most {limit} are taken")
+        self._dispatcher.admission.refuse_if_full(num_messages)
 
     @property
     def max_model_len(self) -> int:

@@ -56,10 +56,6 @@ class _Report(Collector):
     def __init__(self, describe: Callable[[], cluster_pb2.WorkerStatus]) -> None:
         self._describe = describe
 
-    def describe(self) -> list[Metric]:
-        """Nothing: the names need no check against others, and the worker need not be whole yet."""
-        return []
-
     def collect(self) -> Iterator[Metric]:
         status = self._describe()
         yield from _load(status)

@@ -120,6 +120,8 @@ _BY_CODE: dict[grpc.StatusCode, type[PdserveError]] = {
         Internal,
     )
 }
+# By which a PdserveError can end a call.
+CODE_NAMES: tuple[str, ...] = tuple(code.name for code in _BY_CODE)
 _BY_NUMBER: dict[int, type[PdserveError]] = {code.value[0]: kind for code, kind in _BY_CODE.items()}
 
 

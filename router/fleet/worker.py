@@ -88,6 +88,7 @@ class Worker:
         self._channel = grpc.aio.insecure_channel(info.address, options=_CHANNEL_OPTIONS)
         self._prefill = worker_pb2_grpc.PrefillWorkerStub(self._channel)
         self._decode = worker_pb2_grpc.DecodeWorkerStub(self._channel)
+        self._any = worker_pb2_grpc.WorkerStub(self._channel)
 
     def start(self) -> None:
         self._loops.append(self._tasks.start(self._watch_connection(), f"connection {self.info.id}"))
@@ -179,6 +180,14 @@ class Worker:
             await self._decode.Release(worker_pb2.ReleaseRequest(keys=keys), timeout=self._timeout_s)
         except grpc.aio.AioRpcError as error:
             raise from_rpc_error(error) from error
+
+    async def metrics(self, timeout_s: float) -> bytes | PdserveError:
+        """In Prometheus' text format. The error is a value: it is no failure of the router's."""
+        try:
+            response = await self._any.Metrics(worker_pb2.MetricsRequest(), timeout=timeout_s)
+        except grpc.aio.AioRpcError as error:
+            return from_rpc_error(error)
+        return response.exposition
 
     def prefill(
         self, request: worker_pb2.PrefillRequest

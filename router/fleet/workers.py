@@ -37,6 +37,8 @@ class WorkerTable:
         self._workers: dict[str, Worker] = {}
         # Why a pool cannot come back, by the roles that the cluster has.
         self._pools: dict[Role, str | None] = {}
+        # How many workers each pool is to have.
+        self.targets: dict[Role, int] = {}
         self._unlisted: set[str] = set()
         self._on_change: list[Callable[[], None]] = []
         self._on_room: list[Callable[[], None]] = []
@@ -52,6 +54,7 @@ class WorkerTable:
 
     def apply(self, snapshot: cluster_pb2.ClusterSnapshot) -> None:
         self._pools = {Role(pool.role): pool.unrecoverable_reason or None for pool in snapshot.pools}
+        self.targets = {Role(pool.role): pool.target for pool in snapshot.pools}
         listed: set[str] = set()
         for pool in snapshot.pools:
             for status in pool.workers:

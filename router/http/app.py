@@ -7,9 +7,10 @@ from starlette.applications import Starlette
 from router.http import health, openai_api
 from router.http.connections import Connections
 from router.http.errors import HANDLERS
+from router.metrics import routes as metrics
 from router.router import Router
 
-FEATURES = (openai_api.routes, health.routes)
+FEATURES = (openai_api.routes, health.routes, metrics.routes)
 
 
 def make_app(router: Router, connections: Connections) -> Starlette:

@@ -1,0 +1,1 @@
+"""What the router measures and what its workers tell, at one scrape address."""
