@@ -8,13 +8,14 @@ back (no room, lost workers) keeps its place in the order and is never refused.
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import Callable
 from dataclasses import dataclass
 
 from pdserve.v1.errors import ResourceExhausted
 from router.attempt import Attempt
-from router.config import QueueOrder
 from router.fleet.placing import Placing
+from router.queue_order import QueuePolicy, Rank
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -24,21 +25,20 @@ class Ticket:
     granted: asyncio.Future[None]
 
 
-ORDERS: dict[QueueOrder, Callable[[Ticket], float]] = {
-    QueueOrder.FCFS: lambda ticket: ticket.arrival,
-}
-
-
 class Admission:
+    """`clock` is that of the requests' timelines."""
+
     def __init__(
         self,
         max_queued: int,
-        order: QueueOrder,
+        policy: QueuePolicy,
         placing: Placing,
+        clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._max_queued = max_queued
-        self._order = ORDERS[order]
+        self._policy = policy
         self._placing = placing
+        self._clock = clock
         self._waiting: list[Ticket] = []
         self._no_room_timer: asyncio.TimerHandle | None = None
         self._last_grant_at: float | None = None
@@ -91,13 +91,21 @@ class Admission:
                     ticket.granted.set_exception(error)
             self._waiting.clear()
         while self._waiting and self._no_room_timer is None:
-            ticket = min(self._waiting, key=self._order)
+            ticket = self._next()
             if not self._placing.place(ticket.attempt):
                 return
             self._waiting.remove(ticket)
             if not ticket.granted.done():
                 ticket.granted.set_result(None)
             self._note_grant()
+
+    def _next(self) -> Ticket:
+        now = self._clock()
+
+        def rank(ticket: Ticket) -> Rank:
+            return self._policy.rank(self._placing.uncached_tokens(ticket.attempt), now - ticket.arrival)
+
+        return min(self._waiting, key=rank)
 
     def no_room(self, retry_s: float) -> None:
         """Decode memory is full: nobody leaves the queue until room is reported, or time has passed."""

@@ -16,6 +16,8 @@ class QueueOrder(Enum):
     """Who leaves the router's queue next."""
 
     FCFS = "fcfs"
+    # By prompt tokens that no cache is known to have.
+    SHORTEST = "shortest"
 
 
 class RouterSettings(BaseModel):
@@ -28,6 +30,8 @@ class RouterSettings(BaseModel):
     http: str | None = None
     max_queued_requests: PositiveInt = 256
     queue_order: QueueOrder = QueueOrder.FCFS
+    # Of SHORTEST: a prompt counts for less the longer it waits, and for nothing from here on.
+    queue_aging_s: PositiveSeconds = 30.0
     # Prompt tokens that may be out at one prefill worker. A longer prompt goes to one with nothing out.
     prefill_backlog_tokens: PositiveInt = 4096
     # The time limit of a request whose client set none.

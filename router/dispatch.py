@@ -24,6 +24,7 @@ from router.integrity import IntegrityError
 from router.loss import AttemptLost, Verdict, back_off_s, judge
 from router.outputs import Delta, Output
 from router.prefill import read_prefill
+from router.queue_order import QueuePolicy
 from router.release import Releaser
 from router.report import finished, started
 from router.request import Request, RequestState
@@ -42,7 +43,8 @@ class Dispatcher:
         self.num_refusals = 0
         self._releaser = Releaser()
         self._placing = Placing(table, settings.prefill_backlog_tokens)
-        self.admission = Admission(settings.max_queued_requests, settings.queue_order, self._placing)
+        policy = QueuePolicy(settings.queue_order, settings.queue_aging_s)
+        self.admission = Admission(settings.max_queued_requests, policy, self._placing)
         table.on_change(self.admission.grant)
         table.on_room(self.admission.room)
 

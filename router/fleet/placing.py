@@ -31,6 +31,16 @@ class Placing:
         reason = self._table.unrecoverable_reason
         return None if reason is None else Unavailable(reason, reason="POOL_UNRECOVERABLE")
 
+    def uncached_tokens(self, attempt: Attempt) -> int:
+        """Of those to be prefilled, the ones that are not known to lie in the cache of a prefill worker: one
+        that had this prompt, for another of n sequences or for an attempt before, has it still.
+        """
+        request = attempt.request
+        had_it = request.affinity.prefill_instance
+        if had_it is None or had_it in request.avoid or not self._table.can_use(had_it):
+            return attempt.num_tokens
+        return 1 + len(attempt.known_token_ids)
+
     def decode_candidates(self, attempt: Attempt) -> list[Worker]:
         """Best first. For the colocated route the one worker that was chosen for both phases."""
         chosen = attempt.prefill_worker

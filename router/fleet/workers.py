@@ -111,6 +111,10 @@ class WorkerTable:
         """Of a worker that a view was just made of."""
         return self._workers[instance_id]
 
+    def can_use(self, instance_id: str) -> bool:
+        worker = self._workers.get(instance_id)
+        return worker is not None and worker.is_usable
+
     def chosen(self, worker: Worker) -> None:
         worker.last_chosen = next(self._choices)
 

@@ -1,6 +1,8 @@
 from __future__ import annotations
 
 import asyncio
+import time
+from collections.abc import Callable
 from typing import cast
 
 import pytest
@@ -10,6 +12,7 @@ from router.admission import Admission
 from router.attempt import Attempt
 from router.config import QueueOrder
 from router.fleet.placing import Placing
+from router.queue_order import QueuePolicy
 from tests.unit.router.test_request import make_request
 
 
@@ -31,13 +34,21 @@ class Places:
     def hopeless(self) -> PdserveError | None:
         return self.verdict
 
+    def uncached_tokens(self, attempt: Attempt) -> int:
+        return attempt.num_tokens
 
-def admission(places: Places, max_queued: int = 3) -> Admission:
-    return Admission(max_queued, QueueOrder.FCFS, cast("Placing", places))
+
+def admission(
+    places: Places,
+    max_queued: int = 3,
+    order: QueueOrder = QueueOrder.FCFS,
+    clock: Callable[[], float] = time.monotonic,
+) -> Admission:
+    return Admission(max_queued, QueuePolicy(order, aging_s=30.0), cast("Placing", places), clock)
 
 
-def attempt(received_at: float = 0.0) -> Attempt:
-    request = make_request()
+def attempt(received_at: float = 0.0, num_tokens: int = 2) -> Attempt:
+    request = make_request(num_prompt_tokens=num_tokens)
     request.timeline.received_at = received_at
     return Attempt(request)
 
@@ -106,4 +117,34 @@ async def test_waiting_in_vain_is_told_to_all() -> None:
     queue.grant()
     results = await asyncio.gather(*tasks, return_exceptions=True)
     assert all(isinstance(result, Unavailable) for result in results)
+    assert queue.num_waiting == 0
+
+
+async def test_the_shortest_prompt_goes_first_where_that_is_the_order() -> None:
+    places, now = Places(0), 100.0
+    queue = admission(places, order=QueueOrder.SHORTEST, clock=lambda: now)
+    tasks = [await waiting(queue, attempt(at, num)) for at, num in ((98.0, 900), (99.0, 20), (99.5, 20))]
+    places.num_places = 3
+    queue.grant()
+    await asyncio.gather(*tasks)
+    assert places.placed == [99.0, 99.5, 98.0]
+
+
+async def test_a_long_prompt_goes_in_time_however_many_short_ones_keep_coming() -> None:
+    """One place each second, and before it one more short prompt than there are places."""
+    places, now = Places(0), 0.0
+    queue = admission(places, order=QueueOrder.SHORTEST, clock=lambda: now)
+    long = await waiting(queue, attempt(0.0, 4000))
+    tasks = []
+    while not long.done() and now < 60:
+        tasks.append(await waiting(queue, attempt(now + 0.5, 20)))
+        now += 1.0
+        places.num_places = 1
+        queue.grant()
+        await asyncio.sleep(0)
+    # It counts for less than a new short one shortly before its 30 s are over.
+    assert now == 30.0
+    places.num_places = len(tasks)
+    queue.grant()
+    await asyncio.gather(long, *tasks)
     assert queue.num_waiting == 0

@@ -26,12 +26,12 @@ from tests.unit.router.test_transcript import Letters
 S = RequestState
 
 
-def make_request(retry_budget: int = 3) -> Request:
+def make_request(retry_budget: int = 3, num_prompt_tokens: int = 2) -> Request:
     plan = SequencePlan(
         "id",
         "transfer",
         0,
-        (1, 2),
+        tuple(range(1, num_prompt_tokens + 1)),
         generation_pb2.SamplingParams(),
         generation_pb2.StopConditions(),
         generation_pb2.OutputOptions(),

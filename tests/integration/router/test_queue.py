@@ -1,0 +1,30 @@
+"""The order in which a router lets requests go to its one prefill worker."""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+
+import pytest
+
+from tests.integration.router.harness import Cluster, running, until
+
+
+async def order_of_prefills(cluster: Cluster, lengths: tuple[int, ...]) -> list[int]:
+    """Prompts of these lengths come in this order while the worker is busy with another."""
+    cluster.p.hold_token.clear()
+    first = asyncio.create_task(cluster.client.generate([1] * 50, max_tokens=2))
+    await until(lambda: len(cluster.p.prompts) == 1)
+    tasks = []
+    for length in lengths:
+        tasks.append(asyncio.create_task(cluster.client.generate([2] * length, max_tokens=2)))
+        await until(lambda: cluster.router._dispatcher.admission.num_waiting == len(tasks))
+    cluster.p.hold_token.set()
+    await asyncio.gather(first, *tasks)
+    return [len(prompt) for prompt in cluster.p.prompts[1:]]
+
+
+@pytest.mark.parametrize(("order", "expected"), [("fcfs", [30, 4, 20, 1]), ("shortest", [1, 4, 20, 30])])
+async def test_the_queue_has_the_order_that_is_set(model_dir: Path, order: str, expected: list[int]) -> None:
+    async with running(model_dir, queue_order=order, prefill_backlog_tokens=1) as cluster:
+        assert await order_of_prefills(cluster, (30, 4, 20, 1)) == expected
