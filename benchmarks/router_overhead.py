@@ -178,7 +178,10 @@ def child(core: int, log: TextIO, *command: str) -> Iterator[tuple[subprocess.Po
         os.sched_setaffinity(0, mine)
     try:
         assert process.stdout is not None
-        yield process, json.loads(process.stdout.readline())
+        said = process.stdout.readline()
+        if not said:
+            raise RuntimeError(f"{command[0]} ended: {Path(log.name).read_text()}")
+        yield process, json.loads(said)
     finally:
         process.terminate()
         process.wait(10)
