@@ -8,6 +8,7 @@ from typing import Protocol
 from decode_worker.admission import Mode
 from decode_worker.step_output import step_output
 from decode_worker.subscription import Subscription
+from engine.grammar import Grammar
 from engine.request import SequenceRequest
 from kv_transfer.frame import TransferKey
 from kv_transfer.transfer import PushTarget
@@ -24,6 +25,8 @@ _MODES = {
 
 class Decoder(Protocol):
     """What the RPCs need of the worker."""
+
+    async def grammar(self, spec: worker_pb2.SequenceSpec) -> Grammar | None: ...
 
     async def reserve(
         self, key: TransferKey, router_id: str, request: SequenceRequest, mode: Mode
@@ -50,7 +53,8 @@ class DecodeServicer(worker_pb2_grpc.DecodeWorkerServicer):
             mode = _MODES.get(request.mode)
             if mode is None:
                 raise InvalidArgument("a Reserve needs a mode")
-            sequence = sequence_request(request.sequence)
+            grammar = await self._worker.grammar(request.sequence)
+            sequence = sequence_request(request.sequence, grammar=grammar)
             key = transfer_key(request.sequence.transfer_id, request.sequence.epoch)
             target = await self._worker.reserve(key, request.router_id, sequence, mode)
             if target is not None:

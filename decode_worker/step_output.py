@@ -10,8 +10,8 @@ from engine.request import SequenceOutput
 from kv_transfer.frame import TransferKey
 from kv_transfer.handover import HandOver
 from pdserve.v1 import cluster_pb2, worker_pb2
-from pdserve.v1.errors import Internal
 from worker.messages import write_token
+from worker.statuses import failure
 
 
 def step_batches(
@@ -37,8 +37,7 @@ def add_output(
 ) -> None:
     """The finish reason goes with the last of its tokens, what was before them with the first."""
     if output.error is not None:
-        error = Internal(f"{output.sequence_id}: {output.error}", reason="ENGINE_FAILED")
-        batch.failures.append(StepFailure(key, error))
+        batch.failures.append(StepFailure(key, failure(output)))
     prefill, num_drafts = output.prefill, output.num_drafts
     last = len(output.new_tokens) - 1
     for index, token in enumerate(output.new_tokens):
@@ -53,11 +52,11 @@ def step_output(batch: StepBatch, load: cluster_pb2.WorkerLoad) -> worker_pb2.St
     add = message.tokens.add
     for each in batch.tokens:
         write_token(add(), *each)
-    for failure in batch.failures:
+    for broken in batch.failures:
         message.failed.add(
-            transfer_id=failure.key.transfer_id,
-            epoch=failure.key.epoch,
-            code=failure.error.code.value[0],
-            message=failure.error.message,
+            transfer_id=broken.key.transfer_id,
+            epoch=broken.key.epoch,
+            code=broken.error.code.value[0],
+            message=broken.error.message,
         )
     return message

@@ -20,6 +20,7 @@ from decode_worker.step_output import step_batches
 from decode_worker.subscription import StepBatch, StepToken, Subscription
 from engine.engine import Engine
 from engine.errors import EngineError
+from engine.grammar import Grammar
 from engine.loop import EngineLoop
 from engine.request import EngineLoad, NewToken, SequenceRequest, StepResult
 from kv_transfer.frame import TransferKey
@@ -28,7 +29,7 @@ from kv_transfer.reservation import Reservation
 from kv_transfer.transfer import PushTarget
 from kv_transfer.transport.base import FrameSink, PushEndpoint
 from kv_transfer.transport.grpc import GrpcPushServer
-from pdserve.v1 import cluster_pb2, worker_pb2_grpc
+from pdserve.v1 import cluster_pb2, worker_pb2, worker_pb2_grpc
 from pdserve.v1.errors import (
     Aborted,
     FailedPrecondition,
@@ -39,6 +40,7 @@ from pdserve.v1.errors import (
 )
 from worker.control_server import ControlServer
 from worker.engine_calls import post_to_engine, run_on_engine
+from worker.grammars import grammar_of
 from worker.identity import Role, WorkerIdentity, WorkerState
 from worker.messages import worker_load
 from worker.metrics import WorkerMetrics
@@ -152,6 +154,9 @@ class DecodeWorker:
         self.intake.table.check_integrity()
 
     # -- what a router asks ------------------------------------------------------------------------
+
+    async def grammar(self, spec: worker_pb2.SequenceSpec) -> Grammar | None:
+        return await grammar_of(self._loop.engine.grammars, spec)
 
     async def reserve(
         self, key: TransferKey, router_id: str, request: SequenceRequest, mode: Mode

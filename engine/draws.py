@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from engine.chunk import Chunk
+from engine.grammar import without
 from engine.request import NewToken
 from engine.sampler import GREEDY, Sampled, SampleRow
 from engine.sampling import FinishReason
@@ -20,11 +21,16 @@ def sample_rows(chunk: Chunk, eos_token_ids: frozenset[int]) -> list[SampleRow]:
         return [GREEDY] * chunk.num_draws
     rows: list[SampleRow] = []
     seen = sequence.seen
+    matcher = sequence.matcher
+    masks = matcher.masks(chunk.drafts) if matcher is not None and chunk.num_draws else None
     for index in range(chunk.num_draws):
         if index > 0 and seen is not None:
             seen = seen.and_one(chunk.drafts[index - 1])
-        banned = banned_token_ids(stop, eos_token_ids, first + index)
-        rows.append(SampleRow(params, first + index, banned, seen))
+        banned = banned_token_ids(stop, eos_token_ids, first + index, masks is not None)
+        if masks is None:
+            rows.append(SampleRow(params, first + index, banned, seen))
+        else:
+            rows.append(SampleRow(params, first + index, seen=seen, mask=without(masks[index], banned)))
     return rows
 
 
@@ -43,7 +49,9 @@ def take_draws(
         tokens.append(NewToken(position, token_id, logprobs, was_drafted))
         sequence.append(token_id)
         position += 1
-        reason = finish_reason(sequence.request.stop, eos_token_ids, token_id, position)
+        reason = finish_reason(
+            sequence.request.stop, eos_token_ids, token_id, position, sequence.matcher is not None
+        )
         if reason is not None or not was_drafted:
             break
     return tuple(tokens), reason

@@ -17,6 +17,7 @@ from engine.config import EngineConfig, ModelConfig
 from engine.draw import draw_tokens
 from engine.draws import sample_rows, take_draws
 from engine.errors import CannotFit, IntegrityError
+from engine.guidance import Grammars
 from engine.kv_pool import AllocateMemory, KVPool, allocate_memory
 from engine.layer_watch import MIN_GROUP_BYTES, LayerListener, LayerWatch, watch_ends
 from engine.limits import check_fits, check_named_ids, engine_limits, is_known_token
@@ -79,6 +80,7 @@ class Engine:
             speculator,
         )
         self._runner = ModelRunner(model, self.pool)
+        self.grammars = Grammars(model.folder / "tokenizer.json", model.vocab_size, model.eos_token_ids)
         self._draw = draw_tokens if model.library is None else native_draw(model.library)
         self._layer_listener: LayerListener | None = None
         self._min_group_bytes = MIN_GROUP_BYTES
@@ -162,8 +164,11 @@ class Engine:
             raise ValueError(f"{request.sequence_id}: reservation, first token and request do not match")
         if not is_known_token(self.limits, first):
             raise ValueError(f"{request.sequence_id}: its first token is outside the vocabulary")
-        if finish_reason(request.stop, self.model.eos_token_ids, first.token_id, num_output) is not None:
+        ends, grammar = self.model.eos_token_ids, request.grammar
+        if finish_reason(request.stop, ends, first.token_id, num_output, grammar is not None) is not None:
             raise ValueError(f"{request.sequence_id} ended with its first token")
+        if grammar is not None and not grammar.begin().num_possible([first.token_id]):
+            raise ValueError(f"{request.sequence_id}: its first token is not its grammar's")
         block_table = array("i", self._reservations.claim(reservation))
         sequence = self._accept(request)
         sequence.block_table = block_table
@@ -254,6 +259,9 @@ class Engine:
     def _apply(self, chunk: Chunk, draws: Sequence[Sampled]) -> SequenceOutput:
         sequence = chunk.sequence
         if draws and draws[0].token_id is None:
+            complaint = None if sequence.matcher is None else sequence.matcher.error
+            if complaint is not None:
+                return self._fail(sequence, complaint, is_refused=True)
             return self._fail(sequence, "the model gave no finite score")
         is_first = sequence.num_new_tokens == 0
         tokens, reason = take_draws(chunk, draws, self.model.eos_token_ids)
@@ -285,12 +293,14 @@ class Engine:
             self._draft_tokens += len(chunk.drafts)
             self._accepted_draft_tokens += sum(token.was_drafted for token in tokens)
 
-    def _fail(self, sequence: LiveSequence, reason: str) -> SequenceOutput:
+    def _fail(self, sequence: LiveSequence, reason: str, is_refused: bool = False) -> SequenceOutput:
         """What it computed may be spoiled: nobody may find it in the prefix cache."""
         num_computed = sequence.num_computed_tokens
         self._blocks.forget(sequence.block_table)
         self._leave(sequence, SequenceState.FAILED)
-        return SequenceOutput(sequence.sequence_id, num_computed, (), None, is_last=True, error=reason)
+        return SequenceOutput(
+            sequence.sequence_id, num_computed, (), None, is_last=True, error=reason, is_refused=is_refused
+        )
 
     def _leave(self, sequence: LiveSequence, state: SequenceState) -> None:
         """The one way out."""

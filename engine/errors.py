@@ -6,6 +6,7 @@ EngineError
 │   ├── BrokenModel
 │   └── UnsupportedModel
 ├── NativeUnavailable    our kernels cannot be had for this machine or model; says why
+├── GrammarError         the grammar cannot be compiled, or does not allow what is known already
 ├── CannotFit            the sequence can never run here: too long for the pool or the context
 ├── NoRoom               not now: blocks or running places are all taken
 └── IntegrityError       the books do not balance: a bug
@@ -36,6 +37,10 @@ class UnsupportedModel(ModelError):
 
 class NativeUnavailable(EngineError):
     """Our kernels cannot be had for this machine or model; says why."""
+
+
+class GrammarError(EngineError):
+    """The grammar cannot be compiled, or does not allow what is known already; says why."""
 
 
 class CannotFit(EngineError):

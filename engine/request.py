@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from enum import Enum
 from typing import NamedTuple
 
+from engine.grammar import Grammar
 from engine.sampling import FinishReason, PositionLogprobs, SamplingParams, StopConditions
 
 
@@ -24,7 +25,8 @@ class SequenceRequest:
     """One sequence to run.
 
     `known_token_ids` is output that exists already (a resumed sequence): it is computed like the prompt,
-    and sampling goes on behind it. `sequence_id` is unique among the living and the held.
+    and sampling goes on behind it. `sequence_id` is unique among the living and the held. `grammar` has the
+    known output behind it.
     With `hold_blocks` the sequence is never preempted, and its blocks stay held after it leaves, whatever
     the reason, until `Engine.release_hold`.
     """
@@ -36,6 +38,7 @@ class SequenceRequest:
     stop: StopConditions
     until: Until = Until.FINISH
     hold_blocks: bool = False
+    grammar: Grammar | None = None
 
 
 class NewToken(NamedTuple):
@@ -72,6 +75,7 @@ class SequenceOutput(NamedTuple):
     prefill: PrefillReport | None = None  # with the first new token of a sequence prefilled here
     num_drafts: int = 0  # verified in this step, right or wrong
     error: str | None = None  # it broke (is_last is set): no token, no finish reason
+    is_refused: bool = False  # with an error: what was asked for is at fault, and no worker can do it
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,8 +1,9 @@
 """From logits to tokens, for all rows of a step at once. Arithmetic in float32 at least, whatever the model's
 dtype.
 
-Order: logit bias and penalties, bans (min_tokens), then the draw (`engine/draw.py`). Only rows with one of
-the former are copied; all others are drawn from the logits as they come, and a greedy one costs its argmax.
+Order: logit bias and penalties, bans (min_tokens) and grammars, then the draw (`engine/draw.py`). Only rows
+with one of the former are copied; all others are drawn from the logits as they come, and a greedy one costs
+its argmax.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ import numpy.typing as npt
 import torch
 
 from engine.draw import MAX_TEMPERATURE, MIN_TEMPERATURE, Drawn, Wishes, draw_tokens, greedy_wishes
+from engine.grammar import Mask
 from engine.noise import noise_keys
 from engine.sampling import PositionLogprobs, SamplingParams, TokenLogprob
 from engine.seen_tokens import SeenTokens
@@ -31,11 +33,13 @@ class SampleRow:
     position: int  # index in the output of the token to draw
     banned_token_ids: frozenset[int] = frozenset()
     seen: SeenTokens | None = None  # where a penalty asks
+    mask: Mask | None = None  # what may be drawn, bans considered; all rows of a step have one length
 
     @property
     def is_adjusted(self) -> bool:
         """Its scores are not the logits as they come."""
-        return bool(self.banned_token_ids or self.params.logit_bias or self.seen is not None)
+        is_steered = self.seen is not None or self.mask is not None
+        return is_steered or bool(self.banned_token_ids or self.params.logit_bias)
 
 
 # Takes the best token at any position: what most rows are, made once.
@@ -101,12 +105,25 @@ def _keep(drawn: Drawn, which: npt.NDArray[np.int64] | list[int], part: Drawn) -
 
 
 def _adjust(scores: torch.Tensor, rows: Sequence[SampleRow]) -> None:
-    """Bias, penalties and bans on scores [R, V], in place."""
+    """Bias, penalties, bans and masks on scores [R, V], in place."""
     biases = [row.params.logit_bias for row in rows]
     at = _cells(scores, [[token_id for token_id, _ in each] for each in biases])
     scores[at] += scores.new_tensor([bias for each in biases for _, bias in each])
     _penalise(scores, [(i, row.params, row.seen) for i, row in enumerate(rows) if row.seen is not None])
     scores[_cells(scores, [row.banned_token_ids for row in rows])] = -torch.inf
+    _mask(scores, [(i, row.mask) for i, row in enumerate(rows) if row.mask is not None])
+
+
+def _mask(scores: torch.Tensor, masks: Sequence[tuple[int, Mask]]) -> None:
+    """Packed as they come: an eighth of the bytes go to a GPU."""
+    if not masks:
+        return
+    device = scores.device
+    packed = torch.from_numpy(np.stack([mask for _, mask in masks])).to(device)
+    bits = packed[:, :, None].bitwise_right_shift(torch.arange(8, dtype=torch.uint8, device=device)) & 1
+    is_forbidden = bits.flatten(1)[:, : scores.shape[1]] == 0
+    rows = torch.tensor([i for i, _ in masks], device=device)
+    scores[rows] = scores[rows].masked_fill_(is_forbidden, -torch.inf)
 
 
 def _penalise(scores: torch.Tensor, rows: Sequence[tuple[int, SamplingParams, SeenTokens]]) -> None:

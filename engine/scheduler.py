@@ -155,6 +155,8 @@ class Scheduler:
                 continue
             room = min(budget, sequence.max_kv_tokens - sequence.num_tokens)
             drafts = speculator.draft(sequence, room, num_rows)
+            if drafts and sequence.matcher is not None:  # others cannot come true
+                drafts = drafts[: sequence.matcher.num_possible(drafts)]
             if drafts:
                 drafts = drafts[: self._room_behind(sequence, len(drafts))]
                 chunks[index] = chunk._replace(drafts=tuple(drafts))

@@ -54,7 +54,9 @@ class Sequence:
         self.block_hashes: list[BlockHash] = []  # names of its first full blocks, as far as anybody asked
         self.num_registered_blocks = 0
         # Nothing but the best token is asked for, once min_tokens are there.
-        self.is_plain = request.sampling.is_plain
+        self.is_plain = request.sampling.is_plain and request.grammar is None
+        # Knows all output. It outlives preemption: nothing of it is computed with the model.
+        self.matcher = None if request.grammar is None else request.grammar.begin()
         self.hold_blocks = request.hold_blocks
         self.is_growing = False  # runs, and may take more blocks than it has: kept by the scheduler
         self.is_recomputing = False  # preempted once, and not caught up since
@@ -93,6 +95,8 @@ class Sequence:
         self.token_ids.append(token_id)
         if self._seen is not None:
             self._seen.add(token_id)
+        if self.matcher is not None:
+            self.matcher.append(token_id)
 
     def move(self, state: SequenceState) -> None:
         if state not in _MOVES[self.state]:

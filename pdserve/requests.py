@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import math
 from collections.abc import Callable, Mapping, Sequence
 
@@ -32,6 +33,9 @@ class GenerateOptions(TypedDict, total=False):
     presence_penalty: float  # 0: off
     frequency_penalty: float  # 0: off
     logit_bias: Mapping[int, float]
+    json_schema: Mapping[str, object] | str  # the text must be JSON of this schema
+    regex: str  # the whole text must match
+    grammar: str  # in Lark's syntax
     stop: str | Sequence[str]
     stop_token_ids: Sequence[int]
     ignore_eos: bool
@@ -84,7 +88,23 @@ def build_request(prompt: Prompt, options: GenerateOptions) -> generation_pb2.Ge
     bias = options.get("logit_bias")
     if bias is not None:
         encode("logit_bias", lambda: request.sampling.logit_bias.update(bias))
+    _put_constraint(request, options)
     return request
+
+
+def _put_constraint(request: generation_pb2.GenerateRequest, options: GenerateOptions) -> None:
+    schema = options.get("json_schema")
+    if schema is not None and not isinstance(schema, str):
+        try:
+            schema = json.dumps(schema)
+        except (TypeError, ValueError) as error:
+            raise InvalidArgument(f"json_schema: {error}") from error
+    constraints = {"json_schema": schema, "regex": options.get("regex"), "grammar": options.get("grammar")}
+    given = {name: value for name, value in constraints.items() if value is not None}
+    if len(given) > 1:
+        raise InvalidArgument(f"{' and '.join(given)}: the text can be constrained in one way only")
+    for name, value in given.items():
+        put(request.sampling.structured, name, value)
 
 
 def time_limit(timeout: float | None) -> float | None:

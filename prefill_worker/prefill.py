@@ -10,6 +10,7 @@ from engine.request import NewToken, PrefillReport, SequenceOutput, SequenceRequ
 from engine.sampling import FinishReason
 from kv_transfer.transfer import Transfer, TransferReport
 from pdserve.v1.errors import Internal, PdserveError
+from worker.statuses import failure
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,7 +44,7 @@ class Prefill:
         token is on its way before the transfer hears of it.
         """
         if output.error is not None:
-            self.transfer.abort(Internal(f"{self.sequence_id}: {output.error}", reason="ENGINE_FAILED"))
+            self.transfer.abort(failure(output))
             return
         if not output.new_tokens:
             self.transfer.offer(block_table, output.num_computed_tokens // block_size)

@@ -6,6 +6,7 @@ from collections.abc import AsyncGenerator
 from contextlib import aclosing
 from typing import Protocol
 
+from engine.grammar import Grammar
 from engine.request import SequenceRequest, Until
 from kv_transfer.frame import TransferKey
 from kv_transfer.transfer import PushTarget, TransferReport
@@ -18,6 +19,8 @@ from worker.statuses import Writer, statuses
 
 class Prefiller(Protocol):
     """What the RPC needs of the worker."""
+
+    async def grammar(self, spec: worker_pb2.SequenceSpec) -> Grammar | None: ...
 
     def prefill(
         self, request: SequenceRequest, target: PushTarget
@@ -34,7 +37,8 @@ class PrefillServicer(worker_pb2_grpc.PrefillWorkerServicer):
         self, request: worker_pb2.PrefillRequest, context: Writer[worker_pb2.PrefillResponse]
     ) -> None:
         async with statuses(context):
-            sequence = sequence_request(request.sequence, Until.FIRST_TOKEN, hold_blocks=True)
+            grammar = await self._worker.grammar(request.sequence)
+            sequence = sequence_request(request.sequence, Until.FIRST_TOKEN, True, grammar)
             target = push_target(request.reservation)
             if str(target.key) != sequence.sequence_id:
                 raise InvalidArgument(f"{sequence.sequence_id} came with the reservation of {target.key}")

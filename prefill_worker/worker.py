@@ -13,6 +13,7 @@ from collections.abc import AsyncGenerator, Sequence
 from concurrent.futures import Future
 
 from engine.engine import Engine
+from engine.grammar import Grammar
 from engine.layer_watch import PromptEnd
 from engine.loop import EngineLoop
 from engine.request import SequenceRequest, StepResult
@@ -21,7 +22,7 @@ from kv_transfer.sender import Sender
 from kv_transfer.transfer import PushTarget, TransferReport
 from kv_transfer.transport.base import Transport
 from kv_transfer.transport.grpc import GrpcTransport
-from pdserve.v1 import cluster_pb2, worker_pb2_grpc
+from pdserve.v1 import cluster_pb2, worker_pb2, worker_pb2_grpc
 from pdserve.v1.errors import (
     Cancelled,
     FailedPrecondition,
@@ -35,6 +36,7 @@ from prefill_worker.prefill import FirstToken, Prefill
 from prefill_worker.service import PrefillServicer
 from worker.control_server import ControlServer
 from worker.engine_calls import post_to_engine, run_on_engine
+from worker.grammars import grammar_of
 from worker.identity import Role, WorkerIdentity, WorkerState
 from worker.messages import worker_load
 from worker.metrics import WorkerMetrics
@@ -147,6 +149,9 @@ class PrefillWorker:
         self.sender.check_integrity()
 
     # -- one prompt --------------------------------------------------------------------------------
+
+    async def grammar(self, spec: worker_pb2.SequenceSpec) -> Grammar | None:
+        return await grammar_of(self._loop.engine.grammars, spec)
 
     async def prefill(
         self, request: SequenceRequest, target: PushTarget

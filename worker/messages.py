@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 
+from engine.grammar import Grammar
 from engine.layout import KVLayout
 from engine.request import EngineLimits, EngineLoad, NewToken, PrefillReport, SequenceRequest, Until
 from engine.sampling import FinishReason, PositionLogprobs, SamplingParams, StopConditions, TokenLogprob
@@ -35,9 +36,12 @@ def transfer_key(transfer_id: str, epoch: int) -> TransferKey:
 
 
 def sequence_request(
-    spec: worker_pb2.SequenceSpec, until: Until = Until.FINISH, hold_blocks: bool = False
+    spec: worker_pb2.SequenceSpec,
+    until: Until = Until.FINISH,
+    hold_blocks: bool = False,
+    grammar: Grammar | None = None,
 ) -> SequenceRequest:
-    """Raises InvalidArgument for what a router would never send."""
+    """`grammar`: the one that the spec names. Raises InvalidArgument for what a router would never send."""
     if not spec.prompt_token_ids:
         raise InvalidArgument("the prompt is empty")
     key = transfer_key(spec.transfer_id, spec.epoch)
@@ -49,6 +53,7 @@ def sequence_request(
         stop=_stop(spec.stop),
         until=until,
         hold_blocks=hold_blocks,
+        grammar=grammar,
     )
 
 

@@ -11,7 +11,8 @@ from typing import NoReturn, Protocol, TypeVar, cast
 
 import grpc
 
-from engine.errors import CannotFit, EngineError, NoRoom
+from engine.errors import CannotFit, EngineError, GrammarError, NoRoom
+from engine.request import SequenceOutput
 from pdserve.v1.errors import (
     Internal,
     InvalidArgument,
@@ -37,9 +38,18 @@ def typed(error: EngineError) -> PdserveError:
     """What the engine's refusal is on the wire."""
     if isinstance(error, CannotFit):
         return InvalidArgument(str(error), reason="CANNOT_FIT")
+    if isinstance(error, GrammarError):
+        return InvalidArgument(f"sampling.structured: {error}", reason="GRAMMAR")
     if isinstance(error, NoRoom):
         return ResourceExhausted(str(error), reason="NO_ROOM", retry_after_s=RETRY_AFTER_S)
     return Unavailable(f"the engine takes no calls: {error}", reason="ENGINE_STOPPED")
+
+
+def failure(output: SequenceOutput) -> PdserveError:
+    """What an output with an error is on the wire."""
+    if output.is_refused:
+        return InvalidArgument(f"sampling.structured: {output.error}", reason="GRAMMAR")
+    return Internal(f"{output.sequence_id}: {output.error}", reason="ENGINE_FAILED")
 
 
 class Writer(Protocol[T_contra]):

@@ -20,6 +20,8 @@ MAX_STOP_TOKEN_IDS = 1024
 MAX_LOGIT_BIASES = 1024
 MAX_LOGPROBS = 20
 MAX_CHAT_MESSAGES = 4096
+# Of a schema, regular expression or grammar.
+MAX_GRAMMAR_BYTES = 1 << 16
 # Beyond these float32 scores overflow, and there is nothing left to draw.
 MAX_LOGIT_BIAS = 1e9
 REPETITION_PENALTIES = (0.001, 1000.0)
@@ -113,7 +115,20 @@ def _check_sampling(sampling: generation_pb2.SamplingParams, bounds: RequestBoun
     for bias in sampling.logit_bias.values():
         _check_range("sampling.logit_bias", bias, -MAX_LOGIT_BIAS, MAX_LOGIT_BIAS)
     if sampling.HasField("structured"):
-        raise Unimplemented("sampling.structured: structured output is not there yet")
+        _check_structured(sampling.structured)
+
+
+def _check_structured(structured: generation_pb2.StructuredOutput) -> None:
+    """Its size; whether it can be honoured takes a compiler."""
+    which = structured.WhichOneof("constraint")
+    _require(which is not None, "sampling.structured: names no constraint")
+    sizes = (structured.json_schema, structured.regex, structured.grammar)
+    num_bytes = max(len(each.encode()) for each in sizes)
+    _require(num_bytes > 0, "sampling.structured: is empty")
+    _require(
+        num_bytes <= MAX_GRAMMAR_BYTES,
+        f"sampling.structured: {num_bytes} bytes, at most {MAX_GRAMMAR_BYTES} are taken",
+    )
 
 
 def _check_range(name: str, value: float, low: float, high: float) -> None:

@@ -54,6 +54,8 @@ class Intake:
         """One Request for each of the n sequences. Raises InvalidArgument, NotFound, Unimplemented."""
         received_at = time.monotonic()
         check_request(message, self._bounds, default_max_tokens)
+        if message.sampling.HasField("structured"):
+            await self._codec.grammars.check(message.sampling.structured)
         prompt = await self._tokenize(message)
         if not prompt:
             raise InvalidArgument("prompt: it is no token at all")

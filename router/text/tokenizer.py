@@ -14,6 +14,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pdserve.v1.errors import InvalidArgument, ResourceExhausted
 from router.text.chat_template import ChatTemplate
 from router.text.detokenizer import ByteLevelDetokenizer, ByteVocabulary, Detokenizer, WindowDetokenizer
+from router.text.grammar_check import GrammarCheck
 from router.text.model_folder import ModelFolder
 from router.text.token_bytes import TokenBytes
 
@@ -33,11 +34,13 @@ class TextCodec:
         decoder = json.loads(folder.tokenizer.to_str()).get("decoder") or {}
         self._bytes = ByteVocabulary(folder.tokenizer) if decoder.get("type") == "ByteLevel" else None
         self._token_bytes = TokenBytes(folder.tokenizer, self._bytes)
+        self.grammars = GrammarCheck(folder)
         self._threads = ThreadPoolExecutor(max_workers=1, thread_name_prefix="tokenize")
         self._num_long_texts = 0
 
     def close(self) -> None:
         self._threads.shutdown(wait=False, cancel_futures=True)
+        self.grammars.close()
 
     @property
     def has_chat_template(self) -> bool:

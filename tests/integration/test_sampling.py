@@ -12,7 +12,6 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-import grpc
 import pytest
 
 from engine.config import ModelConfig
@@ -22,7 +21,6 @@ from engine.loop import EngineLoop
 from engine.request import StepResult
 from pdserve.client import Client, Generation, Unimplemented
 from pdserve.requests import GenerateOptions, build_request
-from pdserve.v1 import generation_pb2_grpc
 from tests.integration.router.harness import until
 from tests.models import END_OF_TEXT, tiny_model
 from tests.reference_sampler import ReferenceSampler
@@ -275,10 +273,3 @@ async def test_what_is_not_there_yet_is_refused_by_name(folder: Path, loaded: Lo
     async with serving(folder, loaded) as cluster:
         with pytest.raises(Unimplemented, match="prompt_logprobs"):
             await cluster.client.generate([1, 2], prompt_logprobs=True)
-        async with grpc.aio.insecure_channel(cluster.server.address) as channel:
-            request = build_request([1, 2], {})
-            request.sampling.structured.regex = "a*"
-            with pytest.raises(grpc.aio.AioRpcError) as refused:
-                await generation_pb2_grpc.GenerationStub(channel).Generate(request)
-            assert refused.value.code() is grpc.StatusCode.UNIMPLEMENTED
-            assert "structured" in (refused.value.details() or "")
