@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import socket
 from pathlib import Path
 
 import pytest
@@ -120,6 +121,15 @@ def test_a_ray_that_does_not_answer_is_said_plainly(model: Path) -> None:
     assert report.is_ok
     assert report.nodes_of == "this machine"
     assert report.findings[0].message.startswith("Ray at 127.0.0.1:1 cannot be reached")
+
+
+def test_a_port_that_takes_connections_and_answers_none_is_no_ray(model: Path) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        port = silent.getsockname()[1]
+        report = checked(model, "{colocated: {}}", f"ray: {{address: '127.0.0.1:{port}'}}\n")
+    assert report.findings[0].message.startswith(
+        f"Ray at 127.0.0.1:{port} cannot be reached: it does not answer"
+    )
 
 
 def test_the_command_exits_with_what_it_found(model: Path, tmp_path: Path) -> None:
