@@ -60,6 +60,10 @@ def up(file: File) -> None:
     out.print(f'  pdserve generate{name} --chat "What is the capital of France?"')
     out.print(f"  pdserve status{name}")
     out.print(f"  pdserve down {launched.name}")
+    if launched.http:
+        out.print(f"  metrics: http://{launched.http}/metrics")
+    else:
+        out.print("  no metrics to scrape: router.http is not set")
 
 
 def interrupted(number: int, frame: FrameType | None) -> None:
