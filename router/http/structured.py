@@ -6,12 +6,15 @@ import json
 import re
 from typing import Annotated, Literal
 
+from llguidance.gbnf_to_lark import gbnf_to_lark
 from pydantic import BaseModel, ConfigDict, Field
 
 from pdserve.v1 import generation_pb2
-from pdserve.v1.errors import InvalidArgument
+from pdserve.v1.errors import InvalidArgument, Unimplemented
 
 Schema = dict[str, object] | str
+# Translated on the event loop, in up to 30 ms.
+MAX_GBNF_CHARACTERS = 1 << 13
 
 
 class JsonSchemaFormat(BaseModel):
@@ -24,7 +27,7 @@ class JsonSchemaFormat(BaseModel):
 class ResponseFormat(BaseModel):
     model_config = ConfigDict(extra="ignore", frozen=True)
 
-    type: Literal["text", "json_object", "json_schema"]
+    type: Literal["text", "json_object", "json_schema", "structural_tag"]
     json_schema: JsonSchemaFormat | None = None
 
 
@@ -38,6 +41,7 @@ class StructuredOutputs(BaseModel):
     choice: list[str] | None = None
     grammar: str | None = None
     json_object: bool | None = None
+    structural_tag: object = None
 
 
 class StructuredFields(BaseModel):
@@ -53,10 +57,15 @@ class StructuredFields(BaseModel):
 
 
 def structured_output(asked: StructuredFields) -> generation_pb2.StructuredOutput | None:
-    """None where the answer is free. Raises InvalidArgument where it is constrained in two ways."""
+    """None where the answer is free. Raises InvalidArgument, also where it is constrained in two ways, or
+    Unimplemented.
+    """
     newer = asked.structured_outputs or StructuredOutputs()
+    of_format = asked.response_format
+    if newer.structural_tag is not None or (of_format is not None and of_format.type == "structural_tag"):
+        raise Unimplemented("response_format: structural tags are not supported here")
     found = [
-        *_of_format(asked.response_format),
+        *_of_format(of_format),
         *_json("guided_json", asked.guided_json),
         *_json("structured_outputs", newer.json_),
         *_json("structured_outputs", {"type": "object"} if newer.json_object else None),
@@ -97,7 +106,24 @@ def _regex(regex: str | None) -> list[generation_pb2.StructuredOutput]:
 
 
 def _grammar(grammar: str | None) -> list[generation_pb2.StructuredOutput]:
-    return [] if grammar is None else [generation_pb2.StructuredOutput(grammar=grammar)]
+    if grammar is None:
+        return []
+    return [generation_pb2.StructuredOutput(grammar=grammar if _is_lark(grammar) else _from_gbnf(grammar))]
+
+
+def _is_lark(grammar: str) -> bool:
+    starts = ("start:", "start ", "%llguidance")
+    return "::=" not in grammar or any(line.lstrip().startswith(starts) for line in grammar.splitlines())
+
+
+def _from_gbnf(grammar: str) -> str:
+    """llama.cpp's form, which vLLM takes too; our own API has Lark's alone."""
+    if len(grammar) > MAX_GBNF_CHARACTERS:
+        raise InvalidArgument(f"guided_grammar: in GBNF at most {MAX_GBNF_CHARACTERS} characters are taken")
+    try:
+        return gbnf_to_lark(grammar)
+    except Exception as error:  # the library raises nothing narrower, and runs out of stack
+        raise InvalidArgument(f"guided_grammar: is no GBNF: {error}") from error
 
 
 def _one_of(field: str, choices: list[str] | None) -> str | None:

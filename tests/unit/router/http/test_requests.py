@@ -161,6 +161,11 @@ CONSTRAINED: dict[str, tuple[dict[str, object], str, str]] = {
     "structured json": ({"structured_outputs": {"json": SCHEMA}}, "json_schema", json.dumps(SCHEMA)),
     "structured regex": ({"structured_outputs": {"regex": "a"}}, "regex", "a"),
     "structured grammar": ({"structured_outputs": {"grammar": "g"}}, "grammar", "g"),
+    "guided_grammar in GBNF": (
+        {"guided_grammar": 'root ::= "a" | b\nb ::= [0-9]+'},
+        "grammar",
+        '%llguidance {}\n\nstart: "a"\n     | B\n\nB: /[0-9]/+\n',
+    ),
     "structured object": (
         {"structured_outputs": {"json_object": True}},
         "json_schema",
@@ -193,3 +198,26 @@ def test_two_constraints_none_and_an_empty_one() -> None:
         chat(response_format={"type": "json_schema"})
     with pytest.raises(InvalidArgument, match="nothing to choose"):
         chat(guided_choice=[])
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [{"response_format": {"type": "structural_tag"}}, {"structured_outputs": {"structural_tag": "{}"}}],
+)
+def test_structural_tags_are_refused_by_name(fields: dict[str, object]) -> None:
+    with pytest.raises(Unimplemented, match="structural tags"):
+        chat(**fields)
+
+
+@pytest.mark.parametrize(
+    "grammar",
+    ["root ::= nowhere", "root ::= (", "root ::= " + "(" * 5000, "root ::= " + '"a" ' * 5000, "a ::= 1"],
+)
+def test_gbnf_that_is_none_is_a_bad_argument(grammar: str) -> None:
+    with pytest.raises(InvalidArgument, match=r"^guided_grammar: "):
+        chat(guided_grammar=grammar)
+
+
+def test_lark_may_hold_the_sign_of_gbnf() -> None:
+    lark = 'start: "x" " ::= " /[a-z]+/'
+    assert chat(guided_grammar=lark).sampling.structured.grammar == lark
