@@ -7,6 +7,7 @@ import json
 import sys
 from collections.abc import Sequence
 from contextlib import aclosing
+from pathlib import Path
 from typing import Annotated
 
 import typer
@@ -36,6 +37,16 @@ MinP = Annotated[
 Stop = Annotated[
     list[str] | None, typer.Option("--stop", metavar="TEXT", help="End before this text; may be repeated.")
 ]
+JsonSchema = Annotated[
+    Path | None,
+    typer.Option("--json-schema", metavar="FILE", help="The answer is JSON of the schema in this file."),
+]
+Regex = Annotated[
+    str | None, typer.Option("--regex", metavar="R", help="The whole answer matches this regular expression.")
+]
+Grammar = Annotated[
+    Path | None, typer.Option("--grammar", metavar="FILE", help="The answer is one of this Lark grammar.")
+]
 Logprobs = Annotated[
     int | None,
     typer.Option("--logprobs", metavar="K", help="Show log p of each token and the K likeliest."),
@@ -61,6 +72,9 @@ def generate(
     min_p: MinP = 0.0,
     seed: Annotated[int | None, typer.Option("--seed", help="The same seed draws the same tokens.")] = None,
     stop: Stop = None,
+    json_schema: JsonSchema = None,
+    regex: Regex = None,
+    grammar: Grammar = None,
     n: Annotated[int, typer.Option("--n", help="Answers to the one prompt.")] = 1,
     logprobs: Logprobs = None,
     timeout: Timeout = None,
@@ -76,6 +90,7 @@ def generate(
         pdserve generate --chat "Tell me a joke." --temperature 0.8 --seed 7
         pdserve generate --chat "Why is the sky blue?" --explain
         pdserve generate --token-ids 504,3575,282 --json
+        pdserve generate --chat "When was the first moon landing?" --regex "[0-9]{4}-[0-9]{2}-[0-9]{2}"
     """
     options = GenerateOptions(
         max_tokens=max_tokens,
@@ -90,6 +105,12 @@ def generate(
         options["seed"] = seed
     if logprobs is not None:
         options["logprobs"] = logprobs
+    if json_schema is not None:
+        options["json_schema"] = _file("--json-schema", json_schema)
+    if regex is not None:
+        options["regex"] = regex
+    if grammar is not None:
+        options["grammar"] = _file("--grammar", grammar)
     asked = _prompt(prompt, chat, token_ids)
     at = router_address(address, name)
     live = n == 1 and not as_json
@@ -118,6 +139,15 @@ def _prompt(text: str | None, chat: bool, token_ids: str | None) -> Prompt:
     if not words:
         raise typer.BadParameter("give a prompt or --token-ids")
     return [ChatMessage("user", words)] if chat else words
+
+
+def _file(option: str, path: Path) -> str:
+    try:
+        return path.read_text(encoding="utf-8")
+    except UnicodeDecodeError as error:
+        raise typer.BadParameter(f"{option} {path}: is not UTF-8: see its byte {error.start}") from None
+    except OSError as error:
+        raise typer.BadParameter(f"{option} {path}: {error.strerror}") from None
 
 
 def _from_stdin(is_asked: bool) -> str | None:

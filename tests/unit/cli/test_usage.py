@@ -5,7 +5,7 @@ from __future__ import annotations
 import importlib.abc
 import os
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import pytest
@@ -19,7 +19,7 @@ from pdserve.cli import status as status_command
 from pdserve.cli.answer import Answer
 from pdserve.cli.app import app
 from pdserve.cli.main import main
-from pdserve.client import ChatMessage, Cluster, PdserveError, Prompt, Unavailable
+from pdserve.client import ChatMessage, Cluster, GenerateOptions, PdserveError, Prompt, Unavailable
 
 
 @pytest.fixture(autouse=True)
@@ -107,6 +107,36 @@ def test_a_pipe_without_a_prompt_is_wrong_usage(asked: list[Prompt]) -> None:
         assert done.exit_code == 2
         assert told in done.output
     assert asked == []
+
+
+def test_what_the_answer_must_be_comes_from_files_and_words(
+    home: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    sent: list[Mapping[str, object]] = []
+
+    async def stream(
+        address: str, prompt: Prompt, options: GenerateOptions, timeout: float | None, live: bool
+    ) -> list[Answer]:
+        sent.append(options)
+        return []
+
+    monkeypatch.setattr(generate_command, "stream", stream)
+    schema, lark = home / "schema.json", home / "sum.lark"
+    schema.write_text('{"type": "object"}')
+    lark.write_text('start: "ä"', encoding="utf-8")
+    for arguments in (["--json-schema", str(schema)], ["--grammar", str(lark)], ["--regex", "a+"]):
+        assert run("generate", "hi", *arguments, "--address", "127.0.0.1:1").exit_code == 0
+    names = ("json_schema", "grammar", "regex")
+    assert [{name: each[name] for name in names if name in each} for each in sent] == [
+        {"json_schema": '{"type": "object"}'},
+        {"grammar": 'start: "ä"'},
+        {"regex": "a+"},
+    ]
+    lark.write_bytes(b"a\xff")
+    for path, told in ((home / "none", "No such file"), (lark, "is not UTF-8: see its byte 1")):
+        done = run("generate", "hi", "--grammar", str(path), "--address", "127.0.0.1:1")
+        assert done.exit_code == 2
+        assert told in done.output
 
 
 def test_a_wrong_name_is_answered_with_those_that_run(home: Path) -> None:
