@@ -4,7 +4,8 @@
     python benchmarks/router_overhead.py --streams 200 --steps 25,40 --seconds 10 --router-core 1
 
 A router runs on a core of its own, on workers that compute nothing (benchmarks/stub_workers.py); they and
-the clients have another core. Each of `--streams` clients asks, reads a stream to its end, and asks again.
+the clients have another core. Each of `--streams` clients asks, reads a stream to its end, waits for up to
+the time of a step, and asks again.
 A run offers streams times steps tokens a second; one that the router keeps up with brings as many, each in an
 event of its own. "Core" is the CPU time that the router took of its core. TTFT is the client's, from its
 request to its first token. "Added" is its median less that of asking the prefill worker directly, which the
@@ -17,6 +18,7 @@ import argparse
 import asyncio
 import json
 import os
+import random
 import subprocess
 import sys
 import tempfile
@@ -213,6 +215,8 @@ async def measure(front: str, steps: float, served: Served, ask: Ask, a: argpars
         await asyncio.sleep(WARM_UP_S * number / a.streams)
         while not stopping.is_set():
             await ask(a.tokens, counts)
+            # People do not come when a step has just ended, and all its tokens are on their way.
+            await asyncio.sleep(random.uniform(0.0, 1 / steps))
 
     clients = [asyncio.create_task(client(number)) for number in range(a.streams)]
     await asyncio.sleep(2 * WARM_UP_S)

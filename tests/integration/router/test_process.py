@@ -12,6 +12,7 @@ from pathlib import Path
 
 from pdserve.client import Client
 from router.config import RouterConfig
+from tests.integration.http.raw import get
 from tests.integration.router.harness import Cluster, running
 from tests.scripted_workers import expected
 
@@ -29,9 +30,11 @@ sys.exit(code)
 
 
 @asynccontextmanager
-async def process(cluster: Cluster, folder: Path, *head: str) -> AsyncIterator[asyncio.subprocess.Process]:
+async def process(
+    cluster: Cluster, folder: Path, *head: str, http: str | None = None
+) -> AsyncIterator[asyncio.subprocess.Process]:
     path = folder / "router.json"
-    config = cluster.router.config.model_copy(update={"router_id": "router-1"})
+    config = cluster.router.config.model_copy(update={"router_id": "router-1", "http": http})
     path.write_text(config.model_dump_json())
     assert RouterConfig.model_validate_json(path.read_bytes()) == config
     pipe = asyncio.subprocess.PIPE
@@ -74,6 +77,16 @@ async def test_a_router_that_has_served_never_loaded_torch_ray_or_transformers(
     assert child.returncode == 0
     assert "tokenizers" in loaded
     assert not loaded & {"torch", "ray", "transformers", "engine", "cluster", "kv_transfer"}
+
+
+async def test_a_process_without_http_says_so_and_one_with_it_where(cluster: Cluster, tmp_path: Path) -> None:
+    async with process(cluster, tmp_path) as child:
+        assert child.stdout is not None
+        assert json.loads(await asyncio.wait_for(child.stdout.readline(), 20))["http"] is None
+    async with process(cluster, tmp_path, http="127.0.0.1:0") as child:
+        assert child.stdout is not None
+        address = json.loads(await asyncio.wait_for(child.stdout.readline(), 20))["http"]
+        assert (await get(address, "/live")).status == 200
 
 
 async def test_the_process_ends_when_its_stdin_closes(cluster: Cluster, tmp_path: Path) -> None:
