@@ -90,13 +90,21 @@ class Commands:
         return worker
 
 
-def write_config(folder: Path, name: str, port: int, model: str = "smollm2-135m", more: str = "") -> Path:
+def write_config(
+    folder: Path,
+    name: str,
+    port: int,
+    model: str = "smollm2-135m",
+    more: str = "",
+    http_port: int | None = None,
+) -> Path:
     path = folder / f"{name}.yaml"
+    http = "" if http_port is None else f', http: "127.0.0.1:{http_port}"'
     path.write_text(
         f"""\
 name: {name}
 model: {{id: "{model}", max_model_len: 2048}}
-router: {{grpc: "127.0.0.1:{port}"}}
+router: {{grpc: "127.0.0.1:{port}"{http}}}
 pools:
   prefill: {{engine: {{kv_cache: 128MiB}}}}
   decode: {{engine: {{kv_cache: 128MiB}}}}

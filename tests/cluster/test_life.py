@@ -20,6 +20,7 @@ from cluster.nodes.processes import is_running
 from pdserve import Client
 from pdserve.client import ChatMessage, Cluster, Finished, PdserveError, Role
 from tests.cluster.commands import Commands, free_port, is_ready, write_config
+from tests.integration.http.scraped import scrape
 
 pytestmark = [pytest.mark.cluster, pytest.mark.timeout(300)]
 QUESTION = "What is the capital of France?"
@@ -58,6 +59,7 @@ WORKER_KEYS = {
 class Running:
     commands: Commands
     address: str
+    http: str
     config: Path
     told_by_up: str
 
@@ -65,12 +67,13 @@ class Running:
 @pytest.fixture(scope="module")
 def running(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Running]:
     commands = Commands(tmp_path_factory.mktemp("state"))
-    port = free_port()
-    config = write_config(commands.home, "life", port)
+    port, http_port = free_port(), free_port()
+    config = write_config(commands.home, "life", port, http_port=http_port)
     try:
         done = commands.run("up", str(config))
         assert done.returncode == 0, done.stderr
-        yield Running(commands, f"127.0.0.1:{port}", config, done.stdout + done.stderr)
+        told = done.stdout + done.stderr
+        yield Running(commands, f"127.0.0.1:{port}", f"127.0.0.1:{http_port}", config, told)
     finally:
         commands.run("down", "life")
 
@@ -99,7 +102,7 @@ def test_generate_json_is_one_object_with_all_that_was_promised(running: Running
 def test_both_pools_counted_their_share(running: Running) -> None:
     status = json.loads(running.commands.succeed("status", "--json"))
     assert set(status) == {"name", "router", "pools"}
-    assert status["router"] == {"grpc": running.address}
+    assert status["router"] == {"grpc": running.address, "http": running.http}
     prefill, decode = (status["pools"][role]["workers"][0] for role in ("prefill", "decode"))
     assert set(prefill) == set(decode) == WORKER_KEYS
     assert prefill["tokens_prefilled"] > 0
@@ -110,6 +113,26 @@ def test_both_pools_counted_their_share(running: Running) -> None:
     assert [route["to"] for route in prefill["kv_routes"]] == [decode["id"]]
     assert prefill["kv_blocks_used"] == decode["kv_blocks_used"] == decode["reservations"] == 0
     assert "prefill-0" in running.commands.succeed("status")
+
+
+def test_metrics_of_every_process_are_at_the_routers_one_address(running: Running) -> None:
+    assert f"http://{running.http}/metrics" in running.told_by_up
+    seen = asyncio.run(scrape(running.http))
+    for worker in ("prefill-0", "decode-0"):
+        assert seen.value("pdserve_worker_up", worker=worker) == 1
+    memory = seen.families["process_resident_memory_bytes"].samples
+    assert {sample.labels["role"] for sample in memory} == {"router", "prefill", "decode"}
+    assert len({sample.value for sample in memory}) == 3
+    assert seen.value("pdserve_pool_workers", state="ready") == 2
+    sent, received = (
+        seen.value("pdserve_kv_transfer_bytes_total", transport="shm", direction=direction)
+        for direction in ("sent", "received")
+    )
+    assert sent == received > 0
+    assert seen.value("pdserve_request_success_total") == seen.value(
+        "pdserve_time_to_first_token_seconds_count"
+    )
+    assert seen.value("pdserve_request_failures_total") == 0
 
 
 def test_a_second_up_of_the_name_and_of_the_port_are_refused(running: Running) -> None:
