@@ -18,8 +18,9 @@ from cluster.nodes.local_ray import QUIET
 from cluster.nodes.memory import CONTROL_BYTES, OWN_RAY_BYTES, WorkerEstimate, estimate
 from cluster.nodes.network import LOOPBACK
 from cluster.nodes.placement import Node, Wanted, assign, why_pending
-from engine.errors import ModelError
+from engine.errors import ModelError, NativeUnavailable
 from engine.model_facts import ModelFacts, gpu_memory_bytes, locate_model, read_facts
+from engine.native.requirements import check_machine
 from router.text.model_folder import ModelFolderError, read_model_folder
 from worker.identity import Role
 
@@ -72,6 +73,7 @@ def check(config: ClusterConfig) -> Report:
     _read_model(config, report)
     if report.facts is not None:
         _estimate_workers(config, report.facts, report)
+    _check_kernels(config, report)
     places = _check_places(config, nodes, report)
     _check_memory(config, places, nodes, report)
     return report
@@ -147,10 +149,8 @@ def _finding(
 
 def _estimate_workers(config: ClusterConfig, facts: ModelFacts, report: Report) -> None:
     for role, pool in config.pools.by_role().items():
-        is_cuda = config.model.device == "cuda" or (
-            config.model.device == "auto" and pool.resources.num_gpus > 0
-        )
-        each = estimate(role, pool, facts, config.model.dtype, "cuda" if is_cuda else "cpu")
+        device = "cuda" if config.is_on_gpu(pool) else "cpu"
+        each = estimate(role, pool, facts, config.model.dtype, device)
         report.workers.append((pool.replicas, each))
         where = f"pools.{role.value}.engine"
         max_model_len = pool.engine.max_model_len or config.model.max_model_len or facts.context
@@ -167,6 +167,29 @@ def _estimate_workers(config: ClusterConfig, facts: ModelFacts, report: Report) 
         told = ", ".join(f"{role} {dtype}" for role, dtype in dtypes.items())
         report.add(
             Severity.ERROR, f"pools hand KV to each other and differ in dtype ({told}): set model.dtype"
+        )
+
+
+def _check_kernels(config: ClusterConfig, report: Report) -> None:
+    """Whether workers on CPUs would have our kernels. Other nodes may have what this machine lacks."""
+    if config.model.compile == "off":
+        return
+    dtypes: set[str | None] = {each.dtype for _, each in report.workers if each.device == "cpu"}
+    if not report.workers and any(not config.is_on_gpu(pool) for pool in config.pools.by_role().values()):
+        dtypes = {None if config.model.dtype == "auto" else config.model.dtype}
+    try:
+        for dtype in dtypes:
+            check_machine(dtype)
+    except NativeUnavailable as error:
+        if config.model.compile == "auto":
+            told = "CPU workers run on torch alone, at about half the speed, without our kernels"
+            report.add(Severity.NOTE, f"model.compile: {told}: {error}")
+            return
+        is_final = config.ray.address == "local"
+        report.add(
+            Severity.ERROR if is_final else Severity.WARNING,
+            f"model.compile: on was asked for, and the kernels cannot be had"
+            f"{'' if is_final else ' on this machine'}: {error}",
         )
 
 

@@ -191,3 +191,7 @@ class ClusterConfig(_Section):
     kv_transfer: KVTransferConfig = KVTransferConfig()
     network: NetworkConfig = NetworkConfig()
     ray: RayConfig = RayConfig()
+
+    def is_on_gpu(self, pool: PoolConfig) -> bool:
+        """Whether the workers of a pool compute on one, as far as the file tells."""
+        return self.model.device == "cuda" or (self.model.device == "auto" and pool.resources.num_gpus > 0)

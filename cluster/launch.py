@@ -23,7 +23,7 @@ from cluster.nodes.local_ray import (
     start_local_ray,
 )
 from cluster.nodes.processes import ProcessId
-from cluster.preflight import refuse_context, refuse_device, refuse_early
+from cluster.preflight import refuse_context, refuse_device, refuse_early, refuse_kernels
 from cluster.readiness import Progress, wait_for_router, wait_for_workers
 from cluster.state import (
     ClusterRecord,
@@ -118,6 +118,7 @@ def _resolve_in_background(config: ClusterConfig, progress: Progress) -> Future[
             refuse_device(config)
             folder = resolve_model(config.model.id, lambda detail: progress("model", detail))
             refuse_context(config, folder)
+            refuse_kernels(config, folder)
             future.set_result(folder)
         except BaseException as error:  # noqa: BLE001 - raised where the result is asked for
             future.set_exception(error)

@@ -9,14 +9,16 @@ import psutil
 
 from cluster.config import ClusterConfig
 from cluster.errors import LaunchError
-from engine.errors import ModelError
+from engine.errors import ModelError, NativeUnavailable
 from engine.model_files import read_json
+from engine.native.requirements import check_machine
 from engine.weights import local_path
 
 
 def refuse_early(config: ClusterConfig) -> None:
     """What the file alone shows, held against this machine. Raises LaunchError."""
     _refuse_large_kv(config, psutil.virtual_memory().total)
+    refuse_kernels(config)
     try:
         path = local_path(config.model.id)
         if path is not None and path.is_dir():
@@ -27,16 +29,38 @@ def refuse_early(config: ClusterConfig) -> None:
 
 def _refuse_large_kv(config: ClusterConfig, memory_bytes: int) -> None:
     """Other nodes may be larger, and a GPU has memory of its own."""
-    if config.ray.address != "local" or config.model.device == "cuda":
+    if config.ray.address != "local":
         return
     for role, pool in config.pools.by_role().items():
-        is_on_gpu = config.model.device == "auto" and pool.resources.num_gpus > 0
         kv_bytes = pool.engine.kv_cache or 0
-        if kv_bytes > memory_bytes and not is_on_gpu:
+        if kv_bytes > memory_bytes and not config.is_on_gpu(pool):
             raise LaunchError(
                 f"pools.{role.value}.engine.kv_cache: {_gib(kv_bytes)} for each worker, and this machine has "
                 f"{_gib(memory_bytes)} of memory (pdserve check tells what a worker needs)"
             )
+
+
+def refuse_kernels(config: ClusterConfig, model_folder: Path | None = None) -> None:
+    """`compile: on` where workers on this machine's CPU cannot have our kernels. With `model_folder`: for the
+    model's own dtype. Raises LaunchError.
+    """
+    is_on_cpu = any(not config.is_on_gpu(pool) for pool in config.pools.by_role().values())
+    if config.model.compile != "on" or config.ray.address != "local" or not is_on_cpu:
+        return
+    dtype = None if config.model.dtype == "auto" else config.model.dtype
+    try:
+        check_machine(dtype or (None if model_folder is None else _stored_dtype(model_folder)))
+    except NativeUnavailable as error:
+        raise LaunchError(
+            f"model.compile: on was asked for, and the kernels cannot be had: {error}"
+        ) from error
+
+
+def _stored_dtype(model_folder: Path) -> str:
+    """What `dtype: auto` is on a CPU. Loads transformers."""
+    from engine.architecture import choose_dtype, read_config, stored_dtype
+
+    return choose_dtype("auto", stored_dtype(read_config(model_folder)), is_cuda=False)
 
 
 def refuse_context(config: ClusterConfig, model_folder: Path) -> None:

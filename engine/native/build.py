@@ -8,7 +8,6 @@ what was loaded once gets there, and from there only what nobody else can have w
 from __future__ import annotations
 
 import ctypes
-import platform
 import shutil
 import tempfile
 import time
@@ -22,15 +21,16 @@ from engine.cache_folder import cache_root, check_private, locked, make_private
 from engine.errors import NativeUnavailable, first_line
 from engine.manifest import MANIFEST, damage, write_manifest
 from engine.native.compiler import run_compilers
+from engine.native.requirements import cpu_flags, find_compiler
 
 SOURCES = Path(__file__).parent / "src"
 LIBRARY = "kernels.so"
-_COMPILERS = ("g++", "c++")
 # -ffp-contract=off: sums round alike in every instance of a template, so in every batch.
 _FLAGS = ("-std=c++17", "-O3", "-march=native", "-ffp-contract=off", "-fopenmp", "-fPIC")
-_NEEDED_FLAG = "avx512f"
 # For all that is run. Well under the time that a worker has for its start (start_timeout_s).
 BUILD_TIMEOUT_S = 120.0
+# Alone, on one core or on several: most of it is one file.
+COMPILING = "compiling kernels, once on this machine: about 15 s"
 
 Load = Callable[[Path], object]
 
@@ -47,18 +47,16 @@ def build_library(
     NativeUnavailable) is compiled again, once. Raises NativeUnavailable.
     """
     deadline = time.monotonic() + BUILD_TIMEOUT_S
-    cpu_flags = _cpu_flags()
-    if _NEEDED_FLAG not in cpu_flags:
-        raise NativeUnavailable("the processor has no AVX512F")
-    compiler, version = _compiler(deadline)
-    key = _key([compiler, version, *_FLAGS, *_openmp(), *sorted(cpu_flags)], sources)
+    flags = cpu_flags()
+    compiler, version = find_compiler(deadline)
+    key = _key([compiler, version, *_FLAGS, *_openmp(), *sorted(flags)], sources)
     try:
         folder = _kernels_folder() / key
         if _flaw(folder, load) is not None:
             progress("waiting for the kernels to be compiled")
             with locked(folder.with_name(f"{folder.name}.lock")):
                 if _flaw(folder, load) is not None:
-                    progress("compiling kernels, once on this machine")
+                    progress(COMPILING)
                     _build(compiler, sources, folder, load, deadline)
     except OSError as error:
         raise NativeUnavailable(f"the cache of kernels cannot be used: {error}") from error
@@ -121,29 +119,6 @@ def _compile(compiler: str, sources: Path, library: Path, deadline: float) -> No
         run_compilers([[compiler, "-shared", *made, *_openmp(), "-o", str(library)]], deadline)
     if not library.is_file():
         raise NativeUnavailable(f"{compiler} made no library, and did not say why")
-
-
-def _compiler(deadline: float) -> tuple[str, str]:
-    """The compiler's path and what it says of its version."""
-    for name in _COMPILERS:
-        path = shutil.which(name)
-        if path is None:
-            continue
-        (version,) = run_compilers([[path, "--version"]], deadline)
-        if "Free Software Foundation" in version:
-            return path, version
-    raise NativeUnavailable(f"there is no GNU C++ compiler ({' or '.join(_COMPILERS)} in PATH)")
-
-
-def _cpu_flags() -> frozenset[str]:
-    if platform.machine() != "x86_64":
-        raise NativeUnavailable(f"the processor is {platform.machine()}, the kernels are for x86_64")
-    try:
-        lines = Path("/proc/cpuinfo").read_text().splitlines()
-    except OSError as error:
-        raise NativeUnavailable(f"the processor's instructions are unknown: {error}") from error
-    flags = next((line for line in lines if line.startswith("flags")), "")
-    return frozenset(flags.partition(":")[2].split())
 
 
 def _openmp() -> list[str]:

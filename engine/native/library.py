@@ -17,6 +17,7 @@ import torch
 from engine.errors import EngineError, NativeUnavailable
 from engine.huge_pages import Slabs
 from engine.native.build import build_library
+from engine.native.requirements import check_dtype
 
 
 class NativeError(EngineError):
@@ -120,10 +121,7 @@ class NativeLibrary:
 
     def check_dtype(self, dtype: torch.dtype) -> None:
         """NativeUnavailable for a type that the kernels do not compute in."""
-        if dtype is torch.bfloat16 and not self.has_bfloat16:
-            raise NativeUnavailable("the processor has no AVX512-BF16")
-        if dtype not in (torch.bfloat16, torch.float32):
-            raise NativeUnavailable(f"the kernels have no {dtype}")
+        check_dtype(str(dtype).removeprefix("torch."), self.has_bfloat16)
 
     def pack(self, weight: torch.Tensor, slabs: Slabs | None = None) -> PackedWeight:
         """weight [N, K]; its copy lies in `slabs`, or in memory of its own."""

@@ -97,6 +97,19 @@ def test_models_that_cannot_be_read_are_told(tmp_path: Path) -> None:
     assert "there is no file" in message
 
 
+@pytest.mark.parametrize(("wanted", "severity"), [("on", Severity.ERROR), ("auto", Severity.NOTE)])
+def test_a_machine_without_a_compiler_is_told(
+    model: Path, wanted: str, severity: Severity, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setenv("PATH", str(tmp_path))
+    text = f"name: x\nmodel: {{id: '{model}', compile: {wanted}}}\npools: {{colocated: {{}}}}\n"
+    found = [each for each in check(parse_config(text, "f")).findings if "model.compile" in each.message]
+    assert [each.severity for each in found] == [severity]
+    elsewhere = check(parse_config(text + "ray: {address: '127.0.0.1:1'}\n", "f"))
+    assert elsewhere.is_ok
+    assert check(parse_config(text.replace(wanted, "off"), "f")).findings == []
+
+
 def test_a_context_that_the_model_has_not_is_told(model: Path) -> None:
     report = check(
         parse_config(

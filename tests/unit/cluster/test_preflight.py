@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import platform
 from pathlib import Path
 
 import pytest
@@ -11,8 +12,9 @@ from cluster import launch
 from cluster.config import ClusterConfig
 from cluster.config_file import parse_config
 from cluster.errors import LaunchError
-from cluster.preflight import refuse_context, refuse_device, refuse_early
+from cluster.preflight import refuse_context, refuse_device, refuse_early, refuse_kernels
 from engine import model_facts, weights
+from engine.native import requirements
 
 
 def config(model: str = "id: a/name", pools: str = "{colocated: {}}", more: str = "") -> ClusterConfig:
@@ -78,3 +80,41 @@ def test_a_gpu_that_is_not_there_is_refused(monkeypatch: pytest.MonkeyPatch) -> 
     refuse_device(config())
     monkeypatch.setattr(model_facts, "gpu_memory_bytes", lambda: (2**34,))
     refuse_device(config("device: cuda"))
+
+
+@pytest.mark.parametrize("lacking", ["a compiler", "AVX512F"])
+def test_kernels_that_this_machine_cannot_have_are_refused_at_once(
+    lacking: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    processor_with(monkeypatch, "avx512f" if lacking == "a compiler" else "avx2")
+    if lacking == "a compiler":
+        monkeypatch.setenv("PATH", str(tmp_path))
+    with pytest.raises(
+        LaunchError, match=r"model\.compile: on was asked for, and the kernels cannot be had: "
+    ):
+        refuse_early(config("id: a/name, compile: on"))
+    refuse_early(config("id: a/name"))
+    refuse_early(config("id: a/name, compile: on", more="ray: {address: auto}"))
+    refuse_early(config("id: a/name, compile: on, device: cuda"))
+
+
+def test_kernels_are_refused_in_the_dtype_of_the_model(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    processor_with(monkeypatch, "avx512f")
+    monkeypatch.setattr(requirements, "find_compiler", lambda deadline: ("g++", "1"))
+    folder = model_folder(tmp_path, model_type="llama", dtype="bfloat16")
+    refuse_kernels(config("compile: on"))
+    with pytest.raises(LaunchError, match="no AVX512-BF16"):
+        refuse_kernels(config("compile: on"), folder)
+    with pytest.raises(LaunchError, match="no AVX512-BF16"):
+        refuse_early(config("id: a/name, compile: on, dtype: bfloat16"))
+    with pytest.raises(LaunchError, match="the kernels have no float16"):
+        refuse_early(config("id: a/name, compile: on, dtype: float16"))
+    refuse_kernels(config("compile: on, dtype: float32"), folder)
+
+
+def processor_with(monkeypatch: pytest.MonkeyPatch, *flags: str) -> None:
+    lines = f"processor : 0\nflags : fpu {' '.join(flags)}\n"
+    monkeypatch.setattr(requirements, "read_cpuinfo", lambda: lines)
+    monkeypatch.setattr(platform, "machine", lambda: "x86_64")

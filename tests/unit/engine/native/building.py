@@ -6,12 +6,11 @@ import multiprocessing
 from collections.abc import Callable
 from pathlib import Path
 
-from engine.native.build import build_library
+from engine.native.build import COMPILING, build_library
 
 # Puts a script in the compiler's place.
 Install = Callable[[str], None]
 WORKING = 'exec /usr/bin/g++ "$@"'
-COMPILING = "compiling kernels, once on this machine"
 
 
 def build(sources: Path) -> tuple[Path, bool]:
