@@ -10,16 +10,17 @@ import pytest
 
 ROOT = Path(__file__).parents[2]
 CLIENT_MODULES = {"pdserve", "pdserve.answers", "pdserve.client", "pdserve.requests", "pdserve.results"}
-WORKER_FLOOR = {"engine", "kv_transfer", "worker", "pdserve.v1"}
+WORKER_FLOOR = {"observability", "engine", "kv_transfer", "worker", "pdserve.v1"}
 # What the modules of each floor may import of ours.
 MAY_IMPORT = {
     "pdserve.v1": {"pdserve.v1"},
+    "observability": {"observability"},
     "engine": {"engine"},
     "kv_transfer": {"engine", "kv_transfer", "pdserve.v1"},
     "worker": WORKER_FLOOR,
     "prefill_worker": WORKER_FLOOR | {"prefill_worker"},
     "decode_worker": WORKER_FLOOR | {"decode_worker"},
-    "router": {"router", "pdserve.v1"},
+    "router": {"observability", "router", "pdserve.v1"},
     "cluster": WORKER_FLOOR | {"prefill_worker", "decode_worker", "router", "cluster"},
     "client": CLIENT_MODULES | {"pdserve.v1"},
     "pdserve.bench": {
@@ -63,11 +64,23 @@ ONLY_IN = {
     "uvicorn": {"router"},
     "aiohttp": {"pdserve.bench"},
     "prometheus_client": {"router", "worker"},
+    "opentelemetry": {"observability"},
+    "pythonjsonlogger": {"observability"},
     "matplotlib": {"pdserve.bench"},
     "typer": {"pdserve.cli"},
     "rich": {"pdserve.cli"},
 }
-OURS = {"engine", "kv_transfer", "worker", "prefill_worker", "decode_worker", "router", "cluster", "pdserve"}
+OURS = {
+    "observability",
+    "engine",
+    "kv_transfer",
+    "worker",
+    "prefill_worker",
+    "decode_worker",
+    "router",
+    "cluster",
+    "pdserve",
+}
 
 
 def modules() -> Iterator[tuple[str, Path]]:
