@@ -25,13 +25,18 @@ _HOST = "127.0.0.1"
 
 @contextmanager
 def own_cluster(part: str, config: Mapping[str, object], say: Callable[[str], None]) -> Iterator[str]:
-    """Yields the router's address; `config` lacks name and router. Ends it all, whatever happens. Raises
-    BenchError where it does not start.
+    """Yields the router's address; `config` lacks the name, and its router the address. Ends it all,
+    whatever happens. Raises BenchError where it does not start.
     """
     name = f"bench-{part}-{os.getpid()}"
-    address = f"{_HOST}:{_free_port()}"
-    whole = {"name": name, "router": {"grpc": address}, **config}
-    say(f"starting a cluster that ships by {part}")
+    address = f"{_HOST}:{free_port()}"
+    router = config.get("router")
+    whole = {
+        **config,
+        "name": name,
+        "router": {**(router if isinstance(router, Mapping) else {}), "grpc": address},
+    }
+    say(f"starting a cluster: {part}")
     try:
         with tempfile.TemporaryDirectory(prefix="pdserve-bench-") as folder:
             file = Path(folder) / "cluster.yaml"
@@ -71,7 +76,7 @@ def _end_up(process: subprocess.Popen[str]) -> None:
         process.communicate()
 
 
-def _free_port() -> int:
+def free_port() -> int:
     with socket.socket() as probe:
         probe.bind((_HOST, 0))
         return int(probe.getsockname()[1])

@@ -1,0 +1,1 @@
+"""1P1D beside two colocated workers (and two vLLM servers) on the same cores."""

@@ -1,0 +1,34 @@
+"""The conversation trace as a load: true lengths, clipped, and the shape of its arrivals at any rate."""
+
+from __future__ import annotations
+
+from benchmarks.disagg_vs_colocated.settings import (
+    MAX_PROMPT_TOKENS,
+    MAX_TOKENS,
+    TRACE_START_S,
+    Wanted,
+)
+from pdserve.bench.serve.trace import Trace, read_trace
+from pdserve.bench.serve.workload import Limits, Workload
+from pdserve.bench.serve.workloads import conversation_trace, trace_workload
+
+
+class TraceLoad:
+    """Raises BenchError where the file cannot be read or is too short."""
+
+    def __init__(self, wanted: Wanted) -> None:
+        num_requests = wanted.sizes.num_requests
+        self._trace: Trace = conversation_trace(num_requests)
+        if wanted.trace is not None:
+            self._trace = read_trace(wanted.trace).window(TRACE_START_S, num_requests)
+        self.name = self._trace.name
+
+    @property
+    def lengths(self) -> list[int]:
+        """Of the prompts."""
+        return [min(row.num_prompt_tokens, MAX_PROMPT_TOKENS) for row in self._trace.rows]
+
+    def at(self, rate: float, vocab_size: int, seed: int) -> Workload:
+        """`seed` draws the prompts' tokens; lengths and arrivals are the trace's."""
+        limits = Limits(MAX_PROMPT_TOKENS, MAX_TOKENS)
+        return trace_workload(self._trace, limits=limits, vocab_size=vocab_size, seed=seed).at_rate(rate)

@@ -1,0 +1,149 @@
+"""What is kept of a comparison, and what is shown of it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from benchmarks.disagg_vs_colocated import goodput, interference, phase_rates, unloaded
+from benchmarks.disagg_vs_colocated.__main__ import main
+from benchmarks.disagg_vs_colocated.results import Results, as_rows, from_rows
+from benchmarks.disagg_vs_colocated.round_robin import RoundRobin
+from benchmarks.disagg_vs_colocated.settings import QUICK, System
+from benchmarks.disagg_vs_colocated.stream_figures import gaps_within, loaded_figures
+from pdserve.bench.errors import BenchError
+from pdserve.bench.serve.client import Answer, Served
+from pdserve.bench.serve.records import Failure
+from pdserve.bench.serve.workload import PlannedRequest
+from router.config import QueueOrder
+from tests.unit.bench.serve.made import record
+
+SETTING = {"sizes": "quick", "trace": "conversation"}
+
+
+def test_a_point_is_in_the_file_at_once_and_whole(tmp_path: Path) -> None:
+    file = tmp_path / "results.json"
+    first = Results(file, SETTING)
+    failed = record(at_s=2.0, failure=Failure("TIMEOUT", "too late"))
+    first.put("a", as_rows([record([1.0, 1.5], at_s=0.5, lag_s=0.25), failed]))
+    again = Results(file, SETTING)
+    assert "a" in again
+    assert "b" not in again
+    good, bad = from_rows(again.get("a"))
+    assert (good.scheduled_s, good.sent_s, good.arrivals_s, good.num_tokens) == (0.5, 0.75, (1.0, 1.5), 2)
+    assert bad.failure == failed.failure
+    assert [path.name for path in tmp_path.iterdir()] == ["results.json"]
+
+
+def test_a_file_of_another_setting_is_refused_by_name(tmp_path: Path) -> None:
+    Results(tmp_path / "r.json", SETTING).put("a", 1)
+    with pytest.raises(BenchError, match="another sizes:"):
+        Results(tmp_path / "r.json", {**SETTING, "sizes": "full"})
+
+
+def test_a_broken_file_is_not_written_over(tmp_path: Path) -> None:
+    file = tmp_path / "r.json"
+    file.write_text('{"setting": ')
+    with pytest.raises(BenchError, match="cannot be read"):
+        Results(file, SETTING)
+    assert file.read_text() == '{"setting": '
+
+
+def test_a_gap_belongs_to_the_part_in_which_it_ends() -> None:
+    streamed = record([0.5, 0.9, 1.1, 1.2, 2.5])
+    assert gaps_within(streamed, (1.0, 2.0)) == pytest.approx([0.2, 0.1])
+
+
+def test_the_streams_rate_is_of_the_time_in_which_they_are_written() -> None:
+    """Two streams at 10 tokens/s each; between two answers of the first lie 5 s of waiting."""
+    tenths = [each / 10 for each in range(11)]
+    streams = (record(tenths), record([6 + at for at in tenths], at_s=1.0), record(tenths))
+    segment = interference.Segment((0.0, 0.0), (0.0, 10.0), streams, ())
+    figures = loaded_figures([segment], num_streams=2)
+    assert figures is not None
+    assert figures.tok_s == pytest.approx(20.0)
+    assert figures.longest_ms == pytest.approx(100.0)
+    assert figures.ttft_p50_ms == pytest.approx(0.0)
+
+
+def test_stalls_count_by_their_time() -> None:
+    streamed = record([0.0, 0.05, 0.1, 0.4])
+    figures = loaded_figures([interference.Segment((0, 0), (0, 1), (streamed,), ())], num_streams=1)
+    assert figures is not None
+    assert figures.stalled_share == pytest.approx(0.75)
+
+
+def test_a_slow_machine_gets_more_time_between_long_prompts(tmp_path: Path) -> None:
+    results = Results(tmp_path / "r.json", SETTING)
+    key = interference.alone_key(System.DISAGGREGATED)
+    results.put(key, as_rows([record([1.0])]))
+    assert interference.fitting_interval_s(results, System.DISAGGREGATED, QUICK) == QUICK.long_every_s
+    results.put(key, as_rows([record([4.6])]))
+    assert interference.fitting_interval_s(results, System.DISAGGREGATED, QUICK) == 5.0
+
+
+class Numbered:
+    """Says which it is by its answers."""
+
+    def __init__(self, number: int) -> None:
+        self.number = number
+
+    async def served(self) -> Served:
+        return Served(str(self.number), None, None)
+
+    async def send(self, request: PlannedRequest, on_tokens: Callable[[], None]) -> Answer:
+        return Answer(None, None, self.number)
+
+
+async def test_two_servers_are_asked_in_turn() -> None:
+    both = RoundRobin([Numbered(1), Numbered(2)])
+    assert (await both.served()).model == "1"
+    request = PlannedRequest(0.0, (1,), 1, 1)
+    assert [(await both.send(request, lambda: None)).num_tokens for _ in range(4)] == [1, 2, 1, 2]
+
+
+def fill(results: Results) -> None:
+    """What a run would have measured: 1P1D keeps to the objectives up to 1 request/s, the other to none."""
+    steps = [[batch, context, 0.01] for batch in (1, 8) for context in (64, 512)]
+    for condition in phase_rates.CONDITIONS:
+        point = {"prefills": [[16, 0.02], [2048, 2.0]], "steps": steps}
+        results.put(phase_rates.key(condition), point)
+    good, late = as_rows([record([0.1, 0.11, 0.12])]), as_rows([record([9.0, 9.01, 9.02])])
+    for system in (System.DISAGGREGATED, System.COLOCATED):
+        results.put(unloaded.key(system), [{**good[0], "num_prompt_tokens": 16}, *late])
+        for order in QueueOrder:
+            is_good = system is System.DISAGGREGATED
+            results.put(goodput.key(system, order, 0, 1.0), good if is_good else late)
+            results.put(goodput.key(system, order, 0, 2.0), late)
+
+
+def test_the_report_is_made_of_the_file_alone(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    file, picture = tmp_path / "r.json", tmp_path / "p.png"
+    fill(Results(file, SETTING))
+    arguments = ["--quick", "--report", "--rates", "1,2", "--cores", "0,1", "--output", str(file)]
+    before = file.read_bytes()
+    assert main([*arguments, "--parts", "goodput", "--plot", str(picture)]) == 0
+    told = capsys.readouterr().out
+    assert "| 1P1D, shortest | 1.10 | 1.10 | 1.10 |" in told
+    assert "| two colocated, fcfs | < 1 | < 1 | < 1 |" in told
+    assert "| fcfs / two colocated, fcfs | > 1.10 | > 1.10 | > 1.10 |" in told
+    assert picture.stat().st_size > 0
+    assert file.read_bytes() == before
+
+
+@pytest.mark.parametrize(
+    ("arguments", "told"),
+    [
+        (["--systems", "vllm"], "--vllm-python"),
+        (["--cores", "0"], "two cores"),
+        (["--trace", "/nowhere.csv"], "cannot be read"),
+        (["--plot", "picture.gif"], "a plot's file ends in"),
+    ],
+)
+def test_what_cannot_be_is_told_before_anything_is_measured(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], arguments: list[str], told: str
+) -> None:
+    assert main([*arguments, "--output", str(tmp_path / "r.json")]) == 1
+    assert told in capsys.readouterr().err
