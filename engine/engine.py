@@ -41,6 +41,7 @@ from engine.sequence import Sequence as LiveSequence
 from engine.sequence import SequenceState
 from engine.speculation import Speculator, make_speculator
 from engine.stopping import finish_reason
+from engine.threads import threads_in_use
 from engine.weights import no_progress
 
 log = logging.getLogger(__name__)
@@ -57,6 +58,8 @@ class Engine:
         """`speculator` takes the place of the one that the config asks for."""
         self.model = model
         self.device = str(model.device)
+        # Of its arithmetic on a CPU; 0 on any other device.
+        self.num_threads = threads_in_use() if model.device.type == "cpu" else 0
         self.layout = model.layout(config.block_size)
         self.limits = engine_limits(model, config, self.layout)
         self.pool = KVPool(self.layout, self.limits.num_blocks, model.device, allocate)

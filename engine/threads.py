@@ -8,3 +8,7 @@ import torch
 def use_threads(num_threads: int) -> None:
     """For the whole process, threads started later included."""
     torch.set_num_threads(num_threads)
+
+
+def threads_in_use() -> int:
+    return torch.get_num_threads()

@@ -17,10 +17,13 @@ from pdserve.results import (
     Generation,
     KVRoute,
     Model,
+    ModelShape,
     Pool,
     PositionLogprobs,
+    Quantiles,
     Quarantine,
     Role,
+    RouterLoad,
     Started,
     Timings,
     TokenLogprob,
@@ -121,13 +124,39 @@ def model_of(message: generation_pb2.GetModelResponse) -> Model:
         message.dtype,
         tuple(message.eos_token_ids),
         message.has_chat_template,
+        _shape(message.shape) if message.HasField("shape") else None,
+    )
+
+
+def _shape(message: generation_pb2.ModelShape) -> ModelShape:
+    return ModelShape(
+        message.num_layer_weights,
+        message.num_head_weights,
+        message.num_query_heads,
+        message.num_kv_heads,
+        message.head_dim,
+        tuple(window or None for window in message.windows),
     )
 
 
 def cluster_of(message: cluster_pb2.ClusterSnapshot) -> Cluster:
     pools = tuple(_pool(pool) for pool in message.pools)
     http = message.router_http or None
-    return Cluster(message.name, message.version, message.model, message.router_grpc, http, pools)
+    load = _router_load(message.router)
+    return Cluster(message.name, message.version, message.model, message.router_grpc, http, pools, load)
+
+
+def _router_load(message: cluster_pb2.RouterLoad) -> RouterLoad:
+    return RouterLoad(
+        message.num_running,
+        message.num_waiting,
+        message.window_ms,
+        message.num_finished,
+        message.prompt_tokens_per_s,
+        message.output_tokens_per_s,
+        _same_names(Quantiles, message.ttft_ms),
+        _same_names(Quantiles, message.itl_ms),
+    )
 
 
 def _pool(message: cluster_pb2.PoolStatus) -> Pool:

@@ -164,6 +164,18 @@ class Generation:
 
 
 @dataclass(frozen=True, slots=True)
+class ModelShape:
+    """Enough to count the operations and bytes that a token takes."""
+
+    num_layer_weights: int  # all but the embedding and the head
+    num_head_weights: int  # what makes logits of a token; may be the embedding itself
+    num_query_heads: int
+    num_kv_heads: int
+    head_dim: int
+    windows: tuple[int | None, ...]  # of each layer: tokens that it attends to at most
+
+
+@dataclass(frozen=True, slots=True)
 class Model:
     id: str
     max_model_len: int
@@ -171,6 +183,8 @@ class Model:
     dtype: str
     eos_token_ids: tuple[int, ...]
     has_chat_template: bool
+    # None where not every weight takes part in every token, or the router does not know them.
+    shape: ModelShape | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -180,6 +194,8 @@ class WorkerLimits:
     max_num_seqs: int
     kv_blocks_total: int
     max_sequence_tokens: int
+    # Of its arithmetic on a CPU; 0 on any other device.
+    num_threads: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -268,6 +284,29 @@ class Pool:
 
 
 @dataclass(frozen=True, slots=True)
+class Quantiles:
+    """Of `count` values, to within 5 %; 0 where there is none."""
+
+    count: int
+    p50: float
+    p99: float
+
+
+@dataclass(frozen=True, slots=True)
+class RouterLoad:
+    """What a router's clients feel; all but the first two is of the last `window_ms`."""
+
+    num_running: int
+    num_waiting: int
+    window_ms: int
+    num_finished: int
+    prompt_tokens_per_s: float
+    output_tokens_per_s: float
+    ttft_ms: Quantiles
+    itl_ms: Quantiles
+
+
+@dataclass(frozen=True, slots=True)
 class Cluster:
     name: str
     version: int
@@ -276,6 +315,8 @@ class Cluster:
     # None: the router serves no HTTP.
     router_http: str | None
     pools: tuple[Pool, ...]
+    # Of the router that was asked.
+    load: RouterLoad
 
     def pool(self, role: Role) -> Pool | None:
         return next((pool for pool in self.pools if pool.role is role), None)

@@ -2,24 +2,26 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, Sequence
+from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
 from contextlib import aclosing
 
 import grpc
+from google.protobuf.message import Message
 
-from pdserve.v1 import cluster_pb2_grpc, generation_pb2
+from pdserve.v1 import cluster_pb2, cluster_pb2_grpc, generation_pb2
 from pdserve.v1.errors import InvalidArgument
 from router.config import RouterConfig
 from router.deadline import Deadline
 from router.dispatch import Dispatcher
 from router.events import LifetimeEvent, Listener, log_event
 from router.fanout import first_then_others, merged, numbered_from
-from router.fleet.control import CHANNEL_OPTIONS, watch
+from router.fleet.control import CHANNEL_OPTIONS, ask, watch
 from router.fleet.workers import WorkerTable
 from router.front.checks import DEFAULT_MAX_TOKENS
 from router.front.intake import Intake
 from router.metrics.scrape import RouterMetrics
 from router.outputs import Output
+from router.recent.recent import Recent
 from router.tasks import Tasks
 from router.text.model_folder import read_model_folder
 from router.text.tokenizer import TextCodec
@@ -32,7 +34,8 @@ class Router:
         self.config = config
         self.tasks = Tasks()
         self.table = WorkerTable(config.router_id, self.tasks, config.worker_timeout_s)
-        self._listeners: list[Listener] = [log_event]
+        self.recent = Recent()
+        self._listeners: list[Listener] = [log_event, self.recent.note_event]
         folder = read_model_folder(config.model_dir)
         self._folder = folder
         self._codec = TextCodec(folder)
@@ -66,10 +69,12 @@ class Router:
                 outputs = self._dispatcher.generate(requests[0])
             else:
                 outputs = first_then_others(requests, self._dispatcher.generate)
-            async with aclosing(outputs):
-                async for output in outputs:
-                    measure.note(output)
-                    yield output
+            with self.recent.follow(requests) as followed:
+                async with aclosing(outputs):
+                    async for output in outputs:
+                        measure.note(output)
+                        followed.note(output)
+                        yield output
 
     async def generate_all(
         self,
@@ -116,7 +121,18 @@ class Router:
             dtype=self.table.dtype or self._folder.dtype,
             eos_token_ids=self._folder.eos_token_ids,
             has_chat_template=self._codec.has_chat_template,
+            shape=self._folder.shape,
         )
+
+    async def ask_controller(
+        self, method: Callable[..., Awaitable[cluster_pb2.ClusterSnapshot]], message: Message
+    ) -> cluster_pb2.ClusterSnapshot:
+        """`method` is one of `control`'s. What this router does is added. Raises PdserveError."""
+        snapshot = await ask(method, message)
+        num_waiting = self._dispatcher.admission.num_waiting
+        load = self.recent.load(self._dispatcher.num_in_flight - num_waiting, num_waiting)
+        snapshot.router.CopyFrom(load)
+        return snapshot
 
     def check_integrity(self) -> None:
         """Raises IntegrityError."""

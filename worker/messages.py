@@ -171,8 +171,9 @@ def worker_load(
     )
 
 
-def worker_limits(limits: EngineLimits, layout: KVLayout) -> cluster_pb2.WorkerLimits:
+def worker_limits(limits: EngineLimits, layout: KVLayout, num_threads: int) -> cluster_pb2.WorkerLimits:
     return cluster_pb2.WorkerLimits(
+        num_threads=num_threads,
         max_model_len=limits.max_model_len,
         block_size=limits.block_size,
         max_num_seqs=limits.max_num_seqs,

@@ -44,7 +44,7 @@ def worker_status(
         pid=identity.pid,
         node=identity.node,
         device=engine.device,
-        limits=worker_limits(engine.limits, engine.layout),
+        limits=worker_limits(engine.limits, engine.layout, engine.num_threads),
         load=load,
         counters=counters,
     )

@@ -64,20 +64,52 @@ class DrainWorkerRequest(_message.Message):
     def __init__(self, worker_id: _Optional[str] = ..., replace: _Optional[bool] = ..., timeout_ms: _Optional[int] = ...) -> None: ...
 
 class ClusterSnapshot(_message.Message):
-    __slots__ = ("name", "version", "model", "pools", "router_grpc", "router_http")
+    __slots__ = ("name", "version", "model", "pools", "router_grpc", "router_http", "router")
     NAME_FIELD_NUMBER: _ClassVar[int]
     VERSION_FIELD_NUMBER: _ClassVar[int]
     MODEL_FIELD_NUMBER: _ClassVar[int]
     POOLS_FIELD_NUMBER: _ClassVar[int]
     ROUTER_GRPC_FIELD_NUMBER: _ClassVar[int]
     ROUTER_HTTP_FIELD_NUMBER: _ClassVar[int]
+    ROUTER_FIELD_NUMBER: _ClassVar[int]
     name: str
     version: int
     model: str
     pools: _containers.RepeatedCompositeFieldContainer[PoolStatus]
     router_grpc: str
     router_http: str
-    def __init__(self, name: _Optional[str] = ..., version: _Optional[int] = ..., model: _Optional[str] = ..., pools: _Optional[_Iterable[_Union[PoolStatus, _Mapping]]] = ..., router_grpc: _Optional[str] = ..., router_http: _Optional[str] = ...) -> None: ...
+    router: RouterLoad
+    def __init__(self, name: _Optional[str] = ..., version: _Optional[int] = ..., model: _Optional[str] = ..., pools: _Optional[_Iterable[_Union[PoolStatus, _Mapping]]] = ..., router_grpc: _Optional[str] = ..., router_http: _Optional[str] = ..., router: _Optional[_Union[RouterLoad, _Mapping]] = ...) -> None: ...
+
+class RouterLoad(_message.Message):
+    __slots__ = ("num_running", "num_waiting", "window_ms", "num_finished", "prompt_tokens_per_s", "output_tokens_per_s", "ttft_ms", "itl_ms")
+    NUM_RUNNING_FIELD_NUMBER: _ClassVar[int]
+    NUM_WAITING_FIELD_NUMBER: _ClassVar[int]
+    WINDOW_MS_FIELD_NUMBER: _ClassVar[int]
+    NUM_FINISHED_FIELD_NUMBER: _ClassVar[int]
+    PROMPT_TOKENS_PER_S_FIELD_NUMBER: _ClassVar[int]
+    OUTPUT_TOKENS_PER_S_FIELD_NUMBER: _ClassVar[int]
+    TTFT_MS_FIELD_NUMBER: _ClassVar[int]
+    ITL_MS_FIELD_NUMBER: _ClassVar[int]
+    num_running: int
+    num_waiting: int
+    window_ms: int
+    num_finished: int
+    prompt_tokens_per_s: float
+    output_tokens_per_s: float
+    ttft_ms: Quantiles
+    itl_ms: Quantiles
+    def __init__(self, num_running: _Optional[int] = ..., num_waiting: _Optional[int] = ..., window_ms: _Optional[int] = ..., num_finished: _Optional[int] = ..., prompt_tokens_per_s: _Optional[float] = ..., output_tokens_per_s: _Optional[float] = ..., ttft_ms: _Optional[_Union[Quantiles, _Mapping]] = ..., itl_ms: _Optional[_Union[Quantiles, _Mapping]] = ...) -> None: ...
+
+class Quantiles(_message.Message):
+    __slots__ = ("count", "p50", "p99")
+    COUNT_FIELD_NUMBER: _ClassVar[int]
+    P50_FIELD_NUMBER: _ClassVar[int]
+    P99_FIELD_NUMBER: _ClassVar[int]
+    count: int
+    p50: float
+    p99: float
+    def __init__(self, count: _Optional[int] = ..., p50: _Optional[float] = ..., p99: _Optional[float] = ...) -> None: ...
 
 class PoolStatus(_message.Message):
     __slots__ = ("role", "target", "workers", "unrecoverable_reason")
@@ -142,20 +174,22 @@ class KVRoute(_message.Message):
     def __init__(self, instance_id: _Optional[str] = ..., transport: _Optional[str] = ...) -> None: ...
 
 class WorkerLimits(_message.Message):
-    __slots__ = ("max_model_len", "block_size", "max_num_seqs", "kv_blocks_total", "max_sequence_tokens", "layout")
+    __slots__ = ("max_model_len", "block_size", "max_num_seqs", "kv_blocks_total", "max_sequence_tokens", "layout", "num_threads")
     MAX_MODEL_LEN_FIELD_NUMBER: _ClassVar[int]
     BLOCK_SIZE_FIELD_NUMBER: _ClassVar[int]
     MAX_NUM_SEQS_FIELD_NUMBER: _ClassVar[int]
     KV_BLOCKS_TOTAL_FIELD_NUMBER: _ClassVar[int]
     MAX_SEQUENCE_TOKENS_FIELD_NUMBER: _ClassVar[int]
     LAYOUT_FIELD_NUMBER: _ClassVar[int]
+    NUM_THREADS_FIELD_NUMBER: _ClassVar[int]
     max_model_len: int
     block_size: int
     max_num_seqs: int
     kv_blocks_total: int
     max_sequence_tokens: int
     layout: KVLayout
-    def __init__(self, max_model_len: _Optional[int] = ..., block_size: _Optional[int] = ..., max_num_seqs: _Optional[int] = ..., kv_blocks_total: _Optional[int] = ..., max_sequence_tokens: _Optional[int] = ..., layout: _Optional[_Union[KVLayout, _Mapping]] = ...) -> None: ...
+    num_threads: int
+    def __init__(self, max_model_len: _Optional[int] = ..., block_size: _Optional[int] = ..., max_num_seqs: _Optional[int] = ..., kv_blocks_total: _Optional[int] = ..., max_sequence_tokens: _Optional[int] = ..., layout: _Optional[_Union[KVLayout, _Mapping]] = ..., num_threads: _Optional[int] = ...) -> None: ...
 
 class KVLayout(_message.Message):
     __slots__ = ("num_layers", "num_kv_heads", "head_dim", "block_size", "dtype", "model_fingerprint")

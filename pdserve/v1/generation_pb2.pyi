@@ -268,17 +268,35 @@ class GetModelRequest(_message.Message):
     def __init__(self) -> None: ...
 
 class GetModelResponse(_message.Message):
-    __slots__ = ("id", "max_model_len", "vocab_size", "dtype", "eos_token_ids", "has_chat_template")
+    __slots__ = ("id", "max_model_len", "vocab_size", "dtype", "eos_token_ids", "has_chat_template", "shape")
     ID_FIELD_NUMBER: _ClassVar[int]
     MAX_MODEL_LEN_FIELD_NUMBER: _ClassVar[int]
     VOCAB_SIZE_FIELD_NUMBER: _ClassVar[int]
     DTYPE_FIELD_NUMBER: _ClassVar[int]
     EOS_TOKEN_IDS_FIELD_NUMBER: _ClassVar[int]
     HAS_CHAT_TEMPLATE_FIELD_NUMBER: _ClassVar[int]
+    SHAPE_FIELD_NUMBER: _ClassVar[int]
     id: str
     max_model_len: int
     vocab_size: int
     dtype: str
     eos_token_ids: _containers.RepeatedScalarFieldContainer[int]
     has_chat_template: bool
-    def __init__(self, id: _Optional[str] = ..., max_model_len: _Optional[int] = ..., vocab_size: _Optional[int] = ..., dtype: _Optional[str] = ..., eos_token_ids: _Optional[_Iterable[int]] = ..., has_chat_template: _Optional[bool] = ...) -> None: ...
+    shape: ModelShape
+    def __init__(self, id: _Optional[str] = ..., max_model_len: _Optional[int] = ..., vocab_size: _Optional[int] = ..., dtype: _Optional[str] = ..., eos_token_ids: _Optional[_Iterable[int]] = ..., has_chat_template: _Optional[bool] = ..., shape: _Optional[_Union[ModelShape, _Mapping]] = ...) -> None: ...
+
+class ModelShape(_message.Message):
+    __slots__ = ("num_layer_weights", "num_head_weights", "num_query_heads", "num_kv_heads", "head_dim", "windows")
+    NUM_LAYER_WEIGHTS_FIELD_NUMBER: _ClassVar[int]
+    NUM_HEAD_WEIGHTS_FIELD_NUMBER: _ClassVar[int]
+    NUM_QUERY_HEADS_FIELD_NUMBER: _ClassVar[int]
+    NUM_KV_HEADS_FIELD_NUMBER: _ClassVar[int]
+    HEAD_DIM_FIELD_NUMBER: _ClassVar[int]
+    WINDOWS_FIELD_NUMBER: _ClassVar[int]
+    num_layer_weights: int
+    num_head_weights: int
+    num_query_heads: int
+    num_kv_heads: int
+    head_dim: int
+    windows: _containers.RepeatedScalarFieldContainer[int]
+    def __init__(self, num_layer_weights: _Optional[int] = ..., num_head_weights: _Optional[int] = ..., num_query_heads: _Optional[int] = ..., num_kv_heads: _Optional[int] = ..., head_dim: _Optional[int] = ..., windows: _Optional[_Iterable[int]] = ...) -> None: ...

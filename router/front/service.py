@@ -6,10 +6,7 @@ from collections.abc import Awaitable, Callable
 from contextlib import aclosing
 from typing import TYPE_CHECKING
 
-import grpc
-
 from pdserve.v1 import cluster_pb2, generation_pb2
-from pdserve.v1.errors import DeadlineExceeded, Unavailable, from_rpc_error
 from router.deadline import Deadline
 from router.front import wire
 from router.outputs import Delta, Finished, Output, Started
@@ -22,8 +19,6 @@ if TYPE_CHECKING:
 
 # gRPC speaks of "no deadline" as of one in some hundred years.
 _NO_DEADLINE_S = 10 * 365 * 86400.0
-# The controller answers each of these calls at once.
-_CONTROL_TIMEOUT_S = 10.0
 
 
 class GenerationService:
@@ -84,9 +79,9 @@ class AdminService:
     def __init__(self, router: Router) -> None:
         control = router.control
         self._handlers: wire.Handlers = {
-            "GetCluster": _proxied(cluster_pb2.GetClusterRequest, control.GetCluster),
-            "ScalePool": _proxied(cluster_pb2.ScalePoolRequest, control.ScalePool),
-            "DrainWorker": _proxied(cluster_pb2.DrainWorkerRequest, control.DrainWorker),
+            "GetCluster": _proxied(router, cluster_pb2.GetClusterRequest, control.GetCluster),
+            "ScalePool": _proxied(router, cluster_pb2.ScalePoolRequest, control.ScalePool),
+            "DrainWorker": _proxied(router, cluster_pb2.DrainWorkerRequest, control.DrainWorker),
         }
 
     def handlers(self) -> wire.Handlers:
@@ -94,19 +89,12 @@ class AdminService:
 
 
 def _proxied(
-    kind: type[wire.M], method: Callable[..., Awaitable[cluster_pb2.ClusterSnapshot]]
+    router: Router, kind: type[wire.M], method: Callable[..., Awaitable[cluster_pb2.ClusterSnapshot]]
 ) -> wire.Handler:
     async def answer(
         message: wire.M, context: wire.Context[wire.M, cluster_pb2.ClusterSnapshot]
     ) -> cluster_pb2.ClusterSnapshot:
-        try:
-            return await method(message, timeout=_CONTROL_TIMEOUT_S)
-        except grpc.aio.AioRpcError as failure:
-            error = from_rpc_error(failure)
-            if isinstance(error, Unavailable | DeadlineExceeded):
-                silence = f"the controller does not answer: {error.message}"
-                raise Unavailable(silence, reason="CONTROLLER_LOST") from failure
-            raise error from failure
+        return await router.ask_controller(method, message)
 
     return wire.unary(kind, answer)
 

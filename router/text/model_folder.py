@@ -9,6 +9,9 @@ from pathlib import Path
 
 from tokenizers import Tokenizer
 
+from pdserve.v1 import generation_pb2
+from router.text.model_shape import read_model_shape
+
 
 class ModelFolderError(Exception):
     """The folder lacks something that the router needs; says what and where."""
@@ -25,6 +28,8 @@ class ModelFolder:
     chat_template: str | None
     # bos_token, eos_token, …: what a chat template may refer to.
     special_tokens: Mapping[str, str]
+    # What a token costs; None where that is not known.
+    shape: generation_pb2.ModelShape | None
 
 
 def read_model_folder(folder: Path) -> ModelFolder:
@@ -47,6 +52,7 @@ def read_model_folder(folder: Path) -> ModelFolder:
         eos_token_ids=_ids(generation.get("eos_token_id")) or _ids(text_config.get("eos_token_id")),
         chat_template=_chat_template(folder, tokenizer_config),
         special_tokens=_special_tokens(folder, tokenizer_config),
+        shape=read_model_shape(folder, text_config),
     )
 
 

@@ -27,11 +27,22 @@ from pdserve.client import (
     Worker,
     WorkerState,
 )
-from pdserve.results import KVRoute, Quarantine, TransferCounters, WorkerCounters, WorkerLimits, WorkerLoad
+from pdserve.results import (
+    KVRoute,
+    Quantiles,
+    Quarantine,
+    RouterLoad,
+    TransferCounters,
+    WorkerCounters,
+    WorkerLimits,
+    WorkerLoad,
+)
+
+LOAD = RouterLoad(3, 1, 10_000, 7, 120.0, 45.5, Quantiles(7, 210.0, 480.0), Quantiles(90, 11.2, 25.0))
 
 
 def worker(role: Role, state: WorkerState, num_drafts: int = 0) -> Worker:
-    limits, load = WorkerLimits(2048, 16, 64, 888, 2048), WorkerLoad(1, 2, 0, 800, 77, 0, 0, 0)
+    limits, load = WorkerLimits(2048, 16, 64, 888, 2048, 1), WorkerLoad(1, 2, 0, 800, 77, 0, 0, 0)
     counters = WorkerCounters(12345, 6789, 0, 0, 0, 0, 10**9, num_drafts, num_drafts // 2)
     at = ("127.0.0.1:9", 4711, "127.0.0.1", "cpu")
     return Worker(f"{role.value}-0", "i", role, state, "", *at, limits, load, counters)
@@ -42,7 +53,7 @@ def pool(role: Role, target: int, *states: WorkerState, reason: str | None = Non
 
 
 def cluster(*pools: Pool) -> Cluster:
-    return Cluster("x", 1, "a-model", "127.0.0.1:1", None, pools)
+    return Cluster("x", 1, "a-model", "127.0.0.1:1", None, pools, LOAD)
 
 
 READY, DEAD, STARTING = WorkerState.READY, WorkerState.DEAD, WorkerState.STARTING

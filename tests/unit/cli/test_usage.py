@@ -20,6 +20,9 @@ from pdserve.cli.answer import Answer
 from pdserve.cli.app import app
 from pdserve.cli.main import main
 from pdserve.client import ChatMessage, Cluster, GenerateOptions, PdserveError, Prompt, Unavailable
+from pdserve.results import Quantiles, RouterLoad
+
+NONE = Quantiles(0, 0.0, 0.0)
 
 
 @pytest.fixture(autouse=True)
@@ -154,7 +157,15 @@ def test_status_shows_all_clusters_that_run(home: Path, monkeypatch: pytest.Monk
     async def get_cluster(address: str) -> Cluster:
         if address == "three:1":
             raise Unavailable("three does not answer")
-        return Cluster(address.partition(":")[0], 1, "a-model", address, None, ())
+        return Cluster(
+            address.partition(":")[0],
+            1,
+            "a-model",
+            address,
+            None,
+            (),
+            RouterLoad(0, 0, 0, 0, 0.0, 0.0, NONE, NONE),
+        )
 
     monkeypatch.setattr(status_command, "_get_cluster", get_cluster)
     done = run("status")
