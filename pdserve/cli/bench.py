@@ -15,7 +15,14 @@ from typing import Annotated
 
 import typer
 from rich.logging import RichHandler
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+from rich.progress import (
+    BarColumn,
+    MofNCompleteColumn,
+    Progress,
+    SpinnerColumn,
+    TextColumn,
+    TimeElapsedColumn,
+)
 
 from engine.config import EngineConfig, ModelConfig, NgramSpeculation
 from pdserve.bench.rows import ROWS, Plan, parse_rows
@@ -88,7 +95,12 @@ AsDtype = Annotated[Dtype, typer.Option("--dtype", metavar="DTYPE", help="As in 
 Compiled = Annotated[Compile, typer.Option("--compile", metavar="auto|on|off", help="As in model.compile.")]
 Rows = Annotated[
     str | None,
-    typer.Option("--rows", metavar="NAME,NAME", callback=_checked_rows, help="Some of the rows only."),
+    typer.Option(
+        "--rows",
+        metavar="NAME,NAME",
+        callback=_checked_rows,
+        help=f"Some of the rows only: {', '.join(row.name for row in ROWS)}. By default all.",
+    ),
 ]
 Rounds = Annotated[int, typer.Option("--rounds", metavar="N", min=1, help="How often each row is measured.")]
 StepTokens = Annotated[
@@ -120,7 +132,11 @@ Speculative = Annotated[
 
 AsTransport = Annotated[
     Transport,
-    typer.Option("--transport", metavar="all|shm|collective|grpc", help="As in kv_transfer.transport."),
+    typer.Option(
+        "--transport",
+        metavar="NAME",
+        help=f"As in kv_transfer.transport: {', '.join(each.value for each in Transport)}.",
+    ),
 ]
 Tokens = Annotated[
     str,
@@ -150,14 +166,18 @@ def engine(
     speculative: Speculative = False,
     as_json: AsJson = False,
 ) -> None:
-    """Measure the engine by itself on this machine's CPU: tokens per second, and the share of what the
-    machine could do at most.
+    """Measure the engine by itself on this machine's CPU.
 
-    Prefill of one prompt, and decoding at several batch sizes and contexts. The machine's own rates are
-    measured in the same rounds as the rows. Give it a quiet machine: what else runs takes from every figure.
+    Tokens per second, and the share of what the machine could do at most:
+    prefill of one prompt, and decoding at several batch sizes and contexts.
+    The machine's own rates are measured in the same rounds as the rows. Give
+    it a quiet machine: what else runs takes from every figure.
+
+    All rows take minutes. Short runs: a few --rows, and --rounds 1.
 
     Examples:
         pdserve bench engine
+        pdserve bench engine --rows prefill_128,decode_b1 --rounds 1
         pdserve bench engine --threads 2 --rows prefill_1024,decode_b8 --json
         pdserve bench engine --vllm-python ~/vllm-env/bin/python
     """
@@ -167,6 +187,7 @@ def engine(
     budget = max_num_batched_tokens or EngineConfig().max_num_batched_tokens
     try:
         with _shown_progress(len(chosen) * rounds) as progress:
+            progress.say("loading libraries")
             from pdserve.bench.engine import Wanted, run  # torch comes with it
 
             ngram = NgramSpeculation(method="ngram") if speculative else None
@@ -193,11 +214,13 @@ def transfer(
 ) -> None:
     """Measure how KV travels between workers of this machine.
 
-    First raw rates: blocks go from one process to another by each transport, and in turn with them the same
-    bytes by the bare medium (a copy into shared memory, Gloo, a gRPC stream), without checksums on either
-    side. Then real requests, one at a time, on a prefill and a decode worker that are started for it and
-    ended again, with the checks that are usual: how long after the first token the decode worker has all KV
-    and begins to decode, and what share of the KV was there before.
+    First raw rates: blocks go from one process to another by each transport,
+    and in turn with them the same bytes by the bare medium (a copy into shared
+    memory, Gloo, a gRPC stream), without checksums on either side. Then real
+    requests, one at a time, on a prefill and a decode worker that are started
+    for it and ended again, with the checks that are usual: how long after the
+    first token the decode worker has all KV and begins to decode, and what
+    share of the KV was there before.
 
     Examples:
         pdserve bench transfer
@@ -212,6 +235,7 @@ def transfer(
     plan = TransferPlan(parse_tokens(tokens), rounds, requests, budget)
     try:
         with _shown_progress(plan.num_rounds_in_all(len(chosen))) as progress:
+            progress.say("loading libraries")
             from pdserve.bench.transfer import run  # torch comes with it
 
             report = run(ModelConfig(id=model, device="cpu"), chosen, plan, progress)
@@ -225,14 +249,18 @@ def transfer(
 
 
 class _Shown:
-    """A bar of rounds, with the row that is being measured in front."""
+    """A bar of rounds, with what is being measured in front; in a pipe, a line when each comes first."""
 
     def __init__(self, bar: Progress, num_rounds: int) -> None:
         self._bar = bar
         self._task = bar.add_task("starting", total=num_rounds)
+        self._said: set[str] = set()
 
     def say(self, what: str) -> None:
         self._bar.update(self._task, description=what)
+        if not err.is_terminal and what not in self._said:
+            self._said.add(what)
+            err.print(what, markup=False)
 
     def advance(self) -> None:
         self._bar.advance(self._task)
@@ -245,6 +273,12 @@ def _shown_progress(num_rounds: int) -> Iterator[_Shown]:
     logging.basicConfig(
         level=logging.WARNING, handlers=[RichHandler(console=err, show_time=False, show_path=False)]
     )
-    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
-    with Progress(*columns, console=err, transient=True) as bar:
+    columns = (
+        SpinnerColumn(),
+        TextColumn("{task.description}"),
+        BarColumn(),
+        MofNCompleteColumn(),
+        TimeElapsedColumn(),
+    )
+    with Progress(*columns, console=err, transient=True, disable=not err.is_terminal) as bar:
         yield _Shown(bar, num_rounds)

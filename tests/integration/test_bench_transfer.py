@@ -52,6 +52,8 @@ def test_tables_name_what_they_show(folder: Path) -> None:
     assert done.exit_code == 0, done.output
     assert "bare" in done.stdout
     assert "collective" not in done.stdout
+    # In a pipe there is no bar: lines say what goes on.
+    assert done.stderr.splitlines()[:2] == ["loading libraries", "raw rate of grpc"]
 
 
 @pytest.mark.parametrize(
