@@ -6,28 +6,46 @@ import asyncio
 import time
 
 from pdserve.cli.console import out
+from pdserve.cli.steps import PATIENCE_S, is_waiting
 from pdserve.client import Client, Cluster, PdserveError, Role, Unavailable, Worker, WorkerState
 
 _LOOK_EVERY_S = 0.2
 
 
 class Steps:
-    """What was seen last of every worker process; prints what is new."""
+    """What was seen last of every worker process; prints what is new, and waiting once it has lasted."""
 
-    def __init__(self, first: Cluster) -> None:
+    def __init__(self, first: Cluster, patience_s: float = PATIENCE_S) -> None:
         self._begun = time.monotonic()
+        self._patience_s = patience_s
         self._seen = {worker.id: worker for worker in _workers(first)}
+        self._waits_since: dict[str, float] = {}
 
     def show(self, cluster: Cluster) -> None:
         now = {worker.id: worker for worker in _workers(cluster)}
         for worker_id, before in self._seen.items():
             if worker_id not in now:
+                self._waits_since.pop(worker_id, None)
                 self._say(worker_id, "gone" if before.state is WorkerState.STARTING else "stopped")
         for worker_id, worker in now.items():
             last = self._seen.get(worker_id)
-            if last is None or (last.state, last.detail) != (worker.state, worker.detail):
+            is_new = last is None or (last.state, last.detail) != (worker.state, worker.detail)
+            if self._is_to_be_told(worker, is_new):
                 self._say(worker_id, f"{worker.state.value}{': ' if worker.detail else ''}{worker.detail}")
         self._seen = now
+
+    def _is_to_be_told(self, worker: Worker, is_new: bool) -> bool:
+        since = self._waits_since.pop(worker.id, None)
+        if is_new and not is_waiting(worker.detail):
+            return True
+        if is_new:
+            since = time.monotonic()
+        if since is None:
+            return False
+        if time.monotonic() - since >= self._patience_s:
+            return True
+        self._waits_since[worker.id] = since
+        return False
 
     def _say(self, what: str, how: str) -> None:
         out.print(f"[dim]{time.monotonic() - self._begun:5.1f}s[/]  {what:<12} {how}")
