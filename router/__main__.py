@@ -19,6 +19,7 @@ from pathlib import Path
 
 from pydantic import ValidationError
 
+from observability.logs import log_by
 from router.bind import CannotBind
 from router.config import RouterConfig, read_config
 from router.front.server import RouterServer
@@ -64,13 +65,11 @@ def _say(line: dict[str, str | None]) -> None:
 def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m router")
     parser.add_argument("--config", type=Path, required=True, help="a RouterConfig as JSON")
-    parser.add_argument("--log-level", default="INFO")
     arguments = parser.parse_args()
-    logging.basicConfig(
-        level=arguments.log_level, stream=sys.stderr, format="%(asctime)s %(levelname)s %(name)s %(message)s"
-    )
     try:
-        asyncio.run(serve(read_config(arguments.config)))
+        config = read_config(arguments.config)
+        log_by(logging.StreamHandler(), config.observability)
+        asyncio.run(serve(config))
     except (ValidationError, ModelFolderError, CannotBind, OSError) as error:
         logger.error("cannot serve: %s", error)
         return 1

@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 
+from observability.origin import Metadata
+from observability.tracing import Attributes, Span
 from pdserve.v1 import worker_pb2
 from pdserve.v1.errors import PdserveError
 from router.fleet.worker import Worker
@@ -50,6 +53,15 @@ class Attempt:
     def num_tokens(self) -> int:
         """To be prefilled."""
         return len(self.request.plan.prompt_token_ids) + len(self.known_token_ids)
+
+    @property
+    def metadata(self) -> Metadata:
+        """For its calls to workers: whose it is."""
+        return self.request.trace.origin(self.request.plan.request_id).metadata()
+
+    def phase(self, name: str) -> AbstractContextManager[Span]:
+        ids: Attributes = {"pdserve.transfer_id": self.key.transfer_id, "pdserve.epoch": self.key.epoch}
+        return self.request.trace.phase(name, ids)
 
     def spec(self) -> worker_pb2.SequenceSpec:
         return self.request.spec(self.key.epoch, self.known_token_ids)

@@ -8,6 +8,8 @@ from typing import Annotated
 
 from pydantic import BaseModel, ConfigDict, Field
 
+from observability.config import ObservabilityConfig
+
 PositiveInt = Annotated[int, Field(gt=0)]
 PositiveSeconds = Annotated[float, Field(gt=0, allow_inf_nan=False)]
 
@@ -61,6 +63,7 @@ class RouterConfig(RouterSettings):
     model_dir: Path
     # Where the controller serves Control.
     control: str
+    observability: ObservabilityConfig = ObservabilityConfig()
     # The cluster's own limit; None: the model's.
     max_model_len: PositiveInt | None = None
 

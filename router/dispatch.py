@@ -11,6 +11,7 @@ import time
 from collections.abc import AsyncGenerator, Iterator
 from contextlib import contextmanager
 
+from observability.tracing import Span
 from pdserve.v1 import generation_pb2, worker_pb2
 from pdserve.v1.errors import PdserveError, ResourceExhausted, Unavailable
 from router.admission import Admission
@@ -55,7 +56,8 @@ class Dispatcher:
                 attempt = Attempt(request)
                 try:
                     await self._queue(attempt)  # holds nothing on any worker
-                    await self._reserve(attempt)  # a decode worker has blocks for it
+                    with attempt.phase("reserve") as span:
+                        await self._reserve(attempt, span)  # a decode worker has blocks for it
                     self._prefill(attempt)  # a prefill worker computes and pushes
                     while not request.is_done:
                         for output in await self._next_outputs(attempt):
@@ -73,11 +75,12 @@ class Dispatcher:
         elif not request.num_refusals:
             await asyncio.sleep(back_off_s(request.num_losses))
         request.tell(Moment.QUEUED)
-        await self.admission.enter(attempt)
+        with attempt.phase("queue"):
+            await self.admission.enter(attempt)
         if request.timeline.prefill_begun_at is None:
             request.timeline.left_queue_at = time.monotonic()
 
-    async def _reserve(self, attempt: Attempt) -> None:
+    async def _reserve(self, attempt: Attempt, span: Span) -> None:
         """On the first decode worker that has room, best placed first."""
         request = attempt.request
         for worker in self._placing.decode_candidates(attempt):
@@ -86,6 +89,7 @@ class Dispatcher:
                 _note_affinity(attempt)
                 request.move(RequestState.RESERVED)
                 request.tell(Moment.RESERVED, worker.info.id)
+                span.set({"pdserve.worker": worker.info.id})
                 return
         raise self._no_room(request, ResourceExhausted("no decode worker has room now"))
 
@@ -97,7 +101,7 @@ class Dispatcher:
         )
         worker.decoding[key] = attempt.inbox  # tokens may come as soon as the worker has the sequence
         worker.promises[key] = -(-attempt.num_tokens // max(1, worker.info.block_size))
-        hold = Hold(worker, key, attempt.inbox, worker.run(worker.reserve(call), "reserve"))
+        hold = Hold(worker, key, attempt.inbox, worker.run(worker.reserve(call, attempt.metadata), "reserve"))
         hold.reserving.add_done_callback(lambda _: worker.promises.pop(key, None))
         attempt.holds.append(hold)
         self._table.chosen(worker)

@@ -15,7 +15,8 @@ from router.tokens import token_of
 async def read_prefill(attempt: Attempt, worker: Worker) -> None:
     """Cancelling this cancels the call, and with it whatever the worker does for the attempt."""
     inbox = attempt.inbox
-    call = worker.prefill(worker_pb2.PrefillRequest(sequence=attempt.spec(), reservation=attempt.reservation))
+    request = worker_pb2.PrefillRequest(sequence=attempt.spec(), reservation=attempt.reservation)
+    call = worker.prefill(request, attempt.metadata)
     worker.prefilling[attempt.key] = inbox
     try:
         is_whole = False

@@ -22,6 +22,7 @@ from router.events import LifetimeEvent, Moment
 from router.loss import AttemptLost, Verdict, terminal
 from router.text.transcript import Transcript
 from router.tokens import HandOver, PrefillReport
+from router.trace import RequestTrace
 
 
 class RequestState(Enum):
@@ -96,6 +97,7 @@ class Request:
     deadline: Deadline
     retry_budget: int
     listener: Callable[[LifetimeEvent], None]
+    trace: RequestTrace = field(default_factory=RequestTrace)
     affinity: Affinity = field(default_factory=Affinity)
     # Its blocks are in the caches of both workers, or it is over.
     is_warm: asyncio.Event = field(default_factory=asyncio.Event)
@@ -127,7 +129,9 @@ class Request:
     ) -> None:
         request_id, transfer_id = self.plan.request_id, self.plan.transfer_id
         now = time.monotonic() if at is None else at
-        self.listener(LifetimeEvent(moment, request_id, transfer_id, worker, now, outcome))
+        event = LifetimeEvent(moment, request_id, transfer_id, worker, now, outcome, self.trace.trace_id)
+        self.listener(event)
+        self.trace.note_moment(event)
 
     def lose(self, loss: AttemptLost) -> None:
         """Back to the queue; raises the client's error where there is nothing left to try."""

@@ -8,6 +8,8 @@ from contextlib import aclosing
 import grpc
 from google.protobuf.message import Message
 
+from observability.origin import TraceContext
+from observability.tracing import Service, make_tracer
 from pdserve.v1 import cluster_pb2, cluster_pb2_grpc, generation_pb2
 from pdserve.v1.errors import InvalidArgument
 from router.config import RouterConfig
@@ -25,6 +27,7 @@ from router.recent.recent import Recent
 from router.tasks import Tasks
 from router.text.model_folder import read_model_folder
 from router.text.tokenizer import TextCodec
+from router.trace import Tracing
 
 
 class Router:
@@ -42,6 +45,8 @@ class Router:
         self._intake = Intake(config, folder, self._codec, self.table, self._tell)
         self._dispatcher = Dispatcher(self.table, config, config.router_id)
         self.metrics = RouterMetrics(config.model, config.router_id, self.table, self._dispatcher)
+        service = Service("router", config.cluster, config.router_id)
+        self._tracing = Tracing(make_tracer(config.observability.traces, service), config.model)
         self._control_channel = grpc.aio.insecure_channel(config.control, options=CHANNEL_OPTIONS)
         self.control = cluster_pb2_grpc.ControlStub(self._control_channel)
 
@@ -56,15 +61,20 @@ class Router:
         message: generation_pb2.GenerateRequest,
         deadline: Deadline,
         default_max_tokens: int = DEFAULT_MAX_TOKENS,
+        caller: TraceContext | None = None,
     ) -> AsyncGenerator[Output, None]:
         """One request's whole answer. Closing the generator cancels the request.
 
         `deadline` is entered by the caller around all of its work. Where the message names no limit,
-        `default_max_tokens` are generated, or what fits. Raises PdserveError.
+        `default_max_tokens` are generated, or what fits. `caller`: the trace that it belongs to.
+        Raises PdserveError.
         """
-        with self.metrics.requests.measured(deadline) as measure:
+        with (
+            self.metrics.requests.measured(deadline) as measure,
+            self._tracing.request(message, deadline, caller) as trace,
+        ):
             self._dispatcher.admission.refuse_if_full()
-            requests = await self._intake.accept(message, deadline, default_max_tokens)
+            requests = await self._intake.accept(message, deadline, default_max_tokens, trace)
             if len(requests) == 1:
                 outputs = self._dispatcher.generate(requests[0])
             else:
@@ -73,6 +83,7 @@ class Router:
                 async with aclosing(outputs):
                     async for output in outputs:
                         measure.note(output)
+                        trace.note(output)
                         followed.note(output)
                         yield output
 
@@ -81,22 +92,26 @@ class Router:
         messages: Sequence[generation_pb2.GenerateRequest],
         deadline: Deadline,
         default_max_tokens: int = DEFAULT_MAX_TOKENS,
+        caller: TraceContext | None = None,
     ) -> AsyncGenerator[Output, None]:
         """Several requests as one, all with the same n: sequence i of request k has the index k · n + i."""
         if len(messages) == 1:
-            async with aclosing(self.generate(messages[0], deadline, default_max_tokens)) as outputs:
+            one = self.generate(messages[0], deadline, default_max_tokens, caller)
+            async with aclosing(one) as outputs:
                 async for output in outputs:
                     yield output
             return
         with self.metrics.requests.measured(deadline):
             self._refuse_too_many(len(messages))
-        streams = []
-        for number, message in enumerate(messages):
-            start = number * (message.n if message.HasField("n") else 1)
-            streams.append(numbered_from(start, self.generate(message, deadline, default_max_tokens)))
-        async with aclosing(merged(streams)) as outputs:
-            async for output in outputs:
-                yield output
+        with self._tracing.several(len(messages), deadline, caller) as around:
+            streams = []
+            for number, message in enumerate(messages):
+                start = number * (message.n if message.HasField("n") else 1)
+                one = self.generate(message, deadline, default_max_tokens, around)
+                streams.append(numbered_from(start, one))
+            async with aclosing(merged(streams)) as outputs:
+                async for output in outputs:
+                    yield output
 
     def _refuse_too_many(self, num_messages: int) -> None:
         limit = self.config.max_queued_requests
@@ -148,6 +163,7 @@ class Router:
         self._codec.close()
         await self.tasks.close()
         await self._control_channel.close(None)
+        await self._tracing.close()
 
     def _tell(self, event: LifetimeEvent) -> None:
         for listener in self._listeners:

@@ -15,6 +15,7 @@ from typing import TypeVar
 
 import grpc
 
+from observability.origin import Metadata
 from pdserve.v1 import cluster_pb2, worker_pb2, worker_pb2_grpc
 from pdserve.v1.errors import Cancelled, PdserveError, Unavailable, from_code, from_rpc_error
 from router.fleet.placement import DecodeView, PrefillView
@@ -162,11 +163,13 @@ class Worker:
 
     # Calls.
 
-    async def reserve(self, request: worker_pb2.ReserveRequest) -> worker_pb2.ReserveResponse | PdserveError:
+    async def reserve(
+        self, request: worker_pb2.ReserveRequest, metadata: Metadata
+    ) -> worker_pb2.ReserveResponse | PdserveError:
         """The error is a value: whoever asked may be gone, and the answer must still be looked at."""
         try:
             response: worker_pb2.ReserveResponse = await self._decode.Reserve(
-                request, timeout=self._timeout_s
+                request, timeout=self._timeout_s, metadata=metadata
             )
         except grpc.aio.AioRpcError as error:
             return from_rpc_error(error)
@@ -190,9 +193,9 @@ class Worker:
         return response.exposition
 
     def prefill(
-        self, request: worker_pb2.PrefillRequest
+        self, request: worker_pb2.PrefillRequest, metadata: Metadata
     ) -> grpc.aio.UnaryStreamCall[worker_pb2.PrefillRequest, worker_pb2.PrefillResponse]:
-        return self._prefill.Prefill(request)
+        return self._prefill.Prefill(request, metadata=metadata)
 
     def run(self, work: Coroutine[object, object, T], name: str) -> asyncio.Task[T]:
         """Start work that uses the channel: `close` waits for it."""

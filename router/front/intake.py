@@ -18,6 +18,7 @@ from router.request import Affinity, Request, SequencePlan, Timeline
 from router.text.model_folder import ModelFolder
 from router.text.tokenizer import TextCodec
 from router.text.transcript import StopText, Transcript
+from router.trace import RequestTrace
 
 
 class Intake:
@@ -49,7 +50,11 @@ class Intake:
         return min((limit for limit in limits if limit is not None), default=2**31 - 1)
 
     async def accept(
-        self, message: generation_pb2.GenerateRequest, deadline: Deadline, default_max_tokens: int
+        self,
+        message: generation_pb2.GenerateRequest,
+        deadline: Deadline,
+        default_max_tokens: int,
+        trace: RequestTrace,
     ) -> list[Request]:
         """One Request for each of the n sequences. Raises InvalidArgument, NotFound, Unimplemented."""
         received_at = time.monotonic()
@@ -75,7 +80,8 @@ class Intake:
             sampling.CopyFrom(message.sampling)
             sampling.seed = seed_of(seed, index)
             plan = SequencePlan(request_id, uuid.uuid4().hex, index, prompt, sampling, stop, message.output)
-            requests.append(self._request(plan, message.stop, Timeline(received_at), affinity, deadline))
+            timeline = Timeline(received_at)
+            requests.append(self._request(plan, message.stop, timeline, affinity, deadline, trace))
         return requests
 
     def _request(
@@ -85,6 +91,7 @@ class Intake:
         timeline: Timeline,
         affinity: Affinity,
         deadline: Deadline,
+        trace: RequestTrace,
     ) -> Request:
         text = StopText(tuple(stop.stop), stop.min_tokens, stop.include_stop_in_output)
         return Request(
@@ -94,6 +101,7 @@ class Intake:
             deadline=deadline,
             retry_budget=self._config.retry_budget,
             listener=self._listener,
+            trace=trace,
             affinity=affinity,
         )
 

@@ -6,6 +6,7 @@ from collections.abc import Awaitable, Callable
 from contextlib import aclosing
 from typing import TYPE_CHECKING
 
+from observability.origin import TraceContext, trace_of
 from pdserve.v1 import cluster_pb2, generation_pb2
 from router.deadline import Deadline
 from router.front import wire
@@ -45,7 +46,8 @@ class GenerationService:
     ) -> generation_pb2.GenerateResponse:
         completions: dict[int, generation_pb2.Completion] = {}
         deadline = self._deadline(context.time_remaining())
-        async with deadline, aclosing(self._router.generate(message, deadline)) as outputs:
+        answer = self._router.generate(message, deadline, caller=_caller(context))
+        async with deadline, aclosing(answer) as outputs:
             async for output in outputs:
                 empty = generation_pb2.Completion(index=output.index)
                 _add(completions.setdefault(output.index, empty), message_of(output))
@@ -56,7 +58,8 @@ class GenerationService:
         self, message: generation_pb2.GenerateRequest, context: GenerateContext
     ) -> None:
         deadline = self._deadline(context.time_remaining())
-        async with deadline, aclosing(self._router.generate(message, deadline)) as outputs:
+        answer = self._router.generate(message, deadline, caller=_caller(context))
+        async with deadline, aclosing(answer) as outputs:
             async for output in outputs:
                 await context.write(message_of(output))
 
@@ -69,6 +72,10 @@ class GenerationService:
         if remaining_s is None or remaining_s > _NO_DEADLINE_S:
             return Deadline(self._router.config.default_timeout_s)
         return Deadline(remaining_s)
+
+
+def _caller(context: UnaryContext | GenerateContext) -> TraceContext | None:
+    return trace_of(context.invocation_metadata() or ())
 
 
 class AdminService:

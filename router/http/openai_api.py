@@ -11,6 +11,7 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 from starlette.routing import BaseRoute, Route
 
+from observability.origin import TRACEPARENT, TRACESTATE, TraceContext, read_trace
 from pdserve.v1.errors import InvalidArgument, NotFound
 from router.deadline import Deadline
 from router.http.answers import Collected
@@ -68,7 +69,9 @@ class OpenAI:
     async def _answer(self, request: Request, call: Call, shape: Shape) -> Response:
         deadline = Deadline(self._timeout_s(request))
         # Where the client names no limit: all that fits.
-        outputs = self._router.generate_all(call.messages, deadline, self._router.max_model_len)
+        outputs = self._router.generate_all(
+            call.messages, deadline, self._router.max_model_len, _caller(request)
+        )
         headers = _headers(call.request_id)
         if call.style.stream:
             return EventStream(request, outputs, deadline, shape, headers)
@@ -106,6 +109,10 @@ class OpenAI:
 
 def _request_id(request: Request, given: str) -> str:
     return given or request.headers.get(REQUEST_ID_HEADER) or uuid.uuid4().hex
+
+
+def _caller(request: Request) -> TraceContext | None:
+    return read_trace(request.headers.get(TRACEPARENT), request.headers.getlist(TRACESTATE))
 
 
 def _headers(request_id: str) -> dict[str, str]:

@@ -10,6 +10,7 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
 
+from observability.config import LogLevel, ObservabilityConfig
 from pdserve.client import Client
 from router.config import RouterConfig
 from tests.integration.http.raw import get
@@ -34,11 +35,13 @@ async def process(
     cluster: Cluster, folder: Path, *head: str, http: str | None = None
 ) -> AsyncIterator[asyncio.subprocess.Process]:
     path = folder / "router.json"
-    config = cluster.router.config.model_copy(update={"router_id": "router-1", "http": http})
+    quiet = ObservabilityConfig(log_level=LogLevel.WARNING)
+    update = {"router_id": "router-1", "http": http, "observability": quiet}
+    config = cluster.router.config.model_copy(update=update)
     path.write_text(config.model_dump_json())
     assert RouterConfig.model_validate_json(path.read_bytes()) == config
     pipe = asyncio.subprocess.PIPE
-    command = (*(head or ("-m", "router")), "--config", str(path), "--log-level", "WARNING")
+    command = (*(head or ("-m", "router")), "--config", str(path))
     child = await asyncio.create_subprocess_exec(
         sys.executable, *command, stdin=pipe, stdout=pipe, stderr=pipe, cwd=REPOSITORY
     )
@@ -76,7 +79,8 @@ async def test_a_router_that_has_served_never_loaded_torch_ray_or_transformers(
         loaded = {name.partition(".")[0] for name in json.loads(out)}
     assert child.returncode == 0
     assert "tokenizers" in loaded
-    assert not loaded & {"torch", "ray", "transformers", "engine", "cluster", "kv_transfer"}
+    unwanted = {"torch", "ray", "transformers", "opentelemetry", "engine", "cluster", "kv_transfer"}
+    assert not loaded & unwanted
 
 
 async def test_a_process_without_http_says_so_and_one_with_it_where(cluster: Cluster, tmp_path: Path) -> None:
