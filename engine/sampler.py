@@ -24,6 +24,10 @@ from engine.seen_tokens import SeenTokens
 
 # Scores of adjusted rows that a CPU copies at a time.
 _COPIED_SCORES = 1 << 19
+# [256, 8]: what each byte of a mask adds to its tokens' scores, 0 or -inf.
+_PENALTIES = torch.from_numpy(
+    np.unpackbits(np.arange(256, dtype=np.uint8)[:, None], axis=1, bitorder="little").astype(np.float32)
+).log()
 Draw = Callable[[torch.Tensor, Wishes], Drawn]
 
 
@@ -115,15 +119,14 @@ def _adjust(scores: torch.Tensor, rows: Sequence[SampleRow]) -> None:
 
 
 def _mask(scores: torch.Tensor, masks: Sequence[tuple[int, Mask]]) -> None:
-    """Packed as they come: an eighth of the bytes go to a GPU."""
+    """Eight tokens at a time, whatever they are: a test of each takes ten times as long."""
     if not masks:
         return
     device = scores.device
     packed = torch.from_numpy(np.stack([mask for _, mask in masks])).to(device)
-    bits = packed[:, :, None].bitwise_right_shift(torch.arange(8, dtype=torch.uint8, device=device)) & 1
-    is_forbidden = bits.flatten(1)[:, : scores.shape[1]] == 0
+    penalties = _PENALTIES.to(device).index_select(0, packed.flatten().int()).view(len(masks), -1)
     rows = torch.tensor([i for i, _ in masks], device=device)
-    scores[rows] = scores[rows].masked_fill_(is_forbidden, -torch.inf)
+    scores.index_add_(0, rows, penalties[:, : scores.shape[1]])
 
 
 def _penalise(scores: torch.Tensor, rows: Sequence[tuple[int, SamplingParams, SeenTokens]]) -> None:

@@ -5,6 +5,7 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
+import torch
 from tokenizers import Tokenizer
 
 from engine.engine import Engine
@@ -12,9 +13,11 @@ from engine.errors import GrammarError
 from engine.grammar import Grammar, without
 from engine.guidance import Grammars
 from engine.request import SequenceRequest
+from engine.sampler import GREEDY, SampleRow, sample
 from engine.sampling import FinishReason, SamplingParams, StopConditions
 from engine.sequence import Sequence
 from engine.speculation import Speculator
+from pdserve.v1 import generation_pb2
 from pdserve.v1.structured import grammar_text
 from tests.grammars import CONSTRAINTS, Constraint
 from tests.models import END_OF_TEXT, IM_END
@@ -281,16 +284,52 @@ def test_a_sequence_whose_grammar_breaks_is_refused_and_others_go_on(
     assert len(tokens_of(outputs[other.sequence_id])) == 30
 
 
-def test_top_k_and_penalties_count_what_the_grammar_left(engine: Engine) -> None:
+def test_every_way_to_draw_keeps_to_what_the_grammar_left(engine: Engine) -> None:
     constraint = CONSTRAINTS["words"]
     for params in (
         SamplingParams(temperature=1.3, seed=1, top_k=2),
         SamplingParams(temperature=1.0, seed=2, top_p=0.3, repetition_penalty=1.4),
         SamplingParams(temperature=1.0, seed=3, min_p=0.2, logit_bias=((IM_END, 100.0), (C, 5.0))),
         SamplingParams(presence_penalty=1.0, frequency_penalty=1.0, num_logprobs=3),
+        SamplingParams(),
     ):
         (token_ids,) = generate(engine, replace(asked(engine, constraint), sampling=params))
         assert constraint.holds(text_of(engine, token_ids))
+
+
+def test_of_rows_with_and_without_a_mask_each_gets_its_own() -> None:
+    dice = np.random.default_rng(2)
+    logits = torch.from_numpy(dice.standard_normal((3, 61), np.float32))
+    mask = dice.integers(0, 256, 12, np.uint8)
+    allowed = sorted(token_id for token_id in possible(mask) if token_id < 61)
+    rows = [SampleRow(SamplingParams(), 0), SampleRow(SamplingParams(), 0, mask=mask), GREEDY]
+    for each in ([0, 1, 2], [1, 1], [2, 1, 0, 1]):
+        drawn = sample(logits[each], [rows[i] for i in each])
+        for i, token in zip(each, drawn, strict=True):
+            best = max(allowed, key=lambda k: float(logits[1, k])) if i == 1 else int(logits[i].argmax())
+            assert token.token_id == best
+    nothing = SampleRow(SamplingParams(temperature=1.0), 0, mask=np.zeros(12, np.uint8))
+    assert sample(logits[:1], [nothing])[0].token_id is None
+
+
+def test_a_grammar_that_takes_long_to_compile_is_refused(
+    engine: Engine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("engine.guidance.MAX_COMPILE_S", 0.0)
+    with pytest.raises(GrammarError, match="too long to compile"):
+        grammar(engine, CONSTRAINTS["date"])
+
+
+def test_only_the_grammars_used_last_are_kept(engine: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
+    compiled: list[str] = []
+    compile_one = Grammars.matcher
+    monkeypatch.setattr(
+        Grammars, "matcher", lambda self, text: compiled.append(text) or compile_one(self, text)
+    )
+    monkeypatch.setattr("engine.guidance._NUM_CACHED", 2)
+    for regex in ("a", "b", "a", "c", "a", "b"):
+        grammar(engine, regex)
+    assert [grammar_text(generation_pb2.StructuredOutput(regex=each)) for each in "abcb"] == compiled
 
 
 def test_any_object_parses(engine: Engine) -> None:
