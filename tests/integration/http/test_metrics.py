@@ -28,7 +28,7 @@ async def cluster(model_dir: Path) -> AsyncIterator[Cluster]:
 
 async def test_a_request_is_measured_where_its_client_stands(cluster: Cluster) -> None:
     cluster.d.step_s = 0.02
-    await cluster.client.generate([1, 2, 3, 4, 5], max_tokens=10, seed=7)
+    answer = await cluster.client.generate([1, 2, 3, 4, 5], max_tokens=10, seed=7)
     seen = await scrape(cluster.server.http_address)
     for name in (
         "time_to_first_token_seconds",
@@ -51,9 +51,10 @@ async def test_a_request_is_measured_where_its_client_stands(cluster: Cluster) -
     gaps = seen.value("pdserve_inter_token_latency_seconds_sum")
     first = seen.value("pdserve_time_to_first_token_seconds_sum")
     assert gaps > 8 * 0.02
-    assert first + gaps == pytest.approx(seen.value("pdserve_e2e_request_latency_seconds_sum"), abs=0.05)
+    assert first + gaps <= seen.value("pdserve_e2e_request_latency_seconds_sum")
     phases = {name: seen.value(f"{PHASE}_sum", phase=name) for name in ("queue", "reserve", "prefill")}
-    assert sum(phases.values()) == pytest.approx(first, abs=0.02)
+    assert sum(phases.values()) == pytest.approx(answer.timings.ttft_ms / 1000)
+    assert first >= answer.timings.ttft_ms / 1000
     assert phases["reserve"] > 0
     assert seen.value("pdserve_request_success_total", finished_reason="length") == 1
     assert seen.value("pdserve_request_success_total") == 1
@@ -175,7 +176,7 @@ class Odd(worker_pb2_grpc.WorkerServicer):
 async def test_a_worker_that_does_not_answer_costs_nobody_elses_metrics(
     model_dir: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(scraping, "TIMEOUT_S", 0.5)
+    monkeypatch.setattr(scraping, "TIMEOUT_S", 3.0)
     async with running(model_dir, num_decodes=3, http="127.0.0.1:0") as cluster:
         for decode, servicer in zip(cluster.decodes, (Silent(), Odd()), strict=False):
             await decode.stop()
