@@ -7,14 +7,17 @@ from __future__ import annotations
 import asyncio
 import itertools
 import json
+import threading
 from collections.abc import Iterable
 from pathlib import Path
 
 import pytest
+from llguidance import LLMatcher
 
 import engine.engine
 from engine.config import ModelConfig
 from engine.engine import Engine
+from engine.guidance import Grammars
 from engine.loading import LoadedModel, load_model
 from engine.request import StepResult
 from engine.sequence import Sequence
@@ -235,6 +238,32 @@ async def test_a_grammar_too_slow_for_its_neighbours_is_refused_in_the_middle(
     assert "too long" in error.message
     assert isinstance(answer, Generation)
     assert len(answer.token_ids) == 30
+
+
+async def test_others_go_on_while_a_grammar_is_compiled_and_who_leaves_holds_nothing(
+    folder: Path, loaded: LoadedModel, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    gate, compile_one = threading.Event(), Grammars.matcher
+    begun: list[str] = []
+
+    def gated(self: Grammars, text: str) -> LLMatcher:
+        begun.append(text)
+        if not gate.wait(30):
+            raise TimeoutError
+        return compile_one(self, text)
+
+    monkeypatch.setattr(Grammars, "matcher", gated)
+    async with serving(folder, loaded, num_blocks=400) as cluster:
+        leaving = asyncio.create_task(ask(cluster.client, CONSTRAINTS["date"], 1))
+        staying = asyncio.create_task(ask(cluster.client, CONSTRAINTS["schema"], 2))
+        await until(lambda: len(begun) > 0, timeout_s=20)
+        answer = await cluster.client.generate(prompt(40), **PLAIN)
+        assert len(answer.token_ids) == 30
+        leaving.cancel()
+        await asyncio.wait([leaving])
+        assert not staying.done()
+        gate.set()
+        assert is_person((await staying).text)
 
 
 async def test_json_of_any_kind_parses_where_it_ends(folder: Path, loaded: LoadedModel) -> None:
