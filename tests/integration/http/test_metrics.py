@@ -50,7 +50,7 @@ async def test_a_request_is_measured_where_its_client_stands(cluster: Cluster) -
     assert 1 <= seen.value("pdserve_inter_token_latency_seconds_count") <= 9
     gaps = seen.value("pdserve_inter_token_latency_seconds_sum")
     first = seen.value("pdserve_time_to_first_token_seconds_sum")
-    assert gaps > 8 * 0.02
+    assert gaps > 4 * 0.02
     assert first + gaps <= seen.value("pdserve_e2e_request_latency_seconds_sum")
     phases = {name: seen.value(f"{PHASE}_sum", phase=name) for name in ("queue", "reserve", "prefill")}
     assert sum(phases.values()) == pytest.approx(answer.timings.ttft_ms / 1000)
