@@ -36,7 +36,7 @@ def wait_for_workers(config: ClusterConfig, control: str, progress: Progress) ->
         except grpc.RpcError as error:
             if error.code() is not grpc.StatusCode.DEADLINE_EXCEEDED:
                 raise PartError(f"the controller ended: {error.details()}") from error
-            waiting = ", ".join(f"{name}: {how}" for name, how in seen.items() if how != "ready")
+            waiting = ", ".join(f"{name}: {how}" for name, how in seen.items() if not how.startswith("ready"))
             raise PartError(f"not ready within {timeout_s:.0f} s: {waiting}") from error
     raise PartError("the controller ended")
 
@@ -46,10 +46,14 @@ def _tell(snapshot: cluster_pb2.ClusterSnapshot, seen: dict[str, str], progress:
         if worker.state == cluster_pb2.WORKER_STATE_DEAD:
             raise PartError(f"{worker.id} cannot start: {worker.detail}")
         is_ready = worker.state == cluster_pb2.WORKER_STATE_READY
-        how = "ready" if is_ready else worker.detail
+        how = _ready(worker) if is_ready else worker.detail
         if seen.get(worker.id) != how:
             seen[worker.id] = how
             progress(worker.id, how)
+
+
+def _ready(worker: cluster_pb2.WorkerStatus) -> str:
+    return f"ready, kernels: {worker.kernels}" if worker.kernels else "ready"
 
 
 def _is_complete(snapshot: cluster_pb2.ClusterSnapshot) -> bool:

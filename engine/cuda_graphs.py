@@ -156,6 +156,10 @@ class CudaRun:
         self._graph_sizes = graph_sizes
         self._graphs: dict[int, DecodeGraph] = {}
 
+    @property
+    def kernels(self) -> str:
+        return f"FlexAttention{', CUDA graphs' if self._graph_sizes else ''}"
+
     def run(self, batch: PackedBatch, watch: LayerWatch | None = None) -> torch.Tensor:
         """Logits [R, vocab], good until the next step; K and V go into the pool."""
         clear_begun(batch.paged)

@@ -83,6 +83,8 @@ class Engine:
             speculator,
         )
         self._runner = ModelRunner(model, self.pool)
+        self.kernels = self._runner.kernels
+        self.speculation = config.speculative
         self.grammars = Grammars(model.folder / "tokenizer.json", model.vocab_size, model.eos_token_ids)
         self._draw = draw_tokens if model.library is None else native_draw(model.library)
         self._layer_listener: LayerListener | None = None

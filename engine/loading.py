@@ -49,6 +49,8 @@ class LoadedModel:
     # Our kernels, where this machine has them for this model.
     library: NativeLibrary | None = None
     compile: Compile = "auto"
+    # What computes: "compiled", or what instead of it and why.
+    kernels: str = "torch"
 
     def layout(self, block_size: int) -> KVLayout:
         return KVLayout(
@@ -87,20 +89,22 @@ def load_model(config: ModelConfig, progress: Callable[[str], None] = no_progres
         fingerprint=model_fingerprint(folder, dtype),
         compile=config.compile,
     )
-    library = library_for(config.compile, device, DTYPES[dtype], progress)
-    if library is not None:
-        model = replace(model, library=library)
+    kernels = library_for(config.compile, device, DTYPES[dtype], progress)
+    model = replace(model, library=kernels.library, kernels=kernels.told)
+    if kernels.library is not None:
         try:
-            return _with_decoder(model, module, library, shape)
+            return _with_decoder(model, module, kernels.library, shape)
         except NativeDiffers as error:
             if config.compile == "on":
                 raise ModelError(
                     f"compile: on was asked for, and our decoder of {hf_config.model_type} is wrong: {error}"
                 ) from error
             log.warning("%s runs without our decoder: %s", hf_config.model_type, error)
+            model = replace(model, kernels=f"compiled attention: {error}")
             module = _module(folder, hf_config, dtype, device)
         except NativeUnavailable as error:
             log.info("%s runs by transformers' layers, not by our kernels': %s", hf_config.model_type, error)
+            model = replace(model, kernels=f"compiled attention: {error}")
     if can_pack(device, DTYPES[dtype]):
         pack_linears(module)
     return replace(model, module=module)

@@ -25,7 +25,7 @@ class Stack(Protocol):
 
 class ModelRunner:
     def __init__(self, model: LoadedModel, pool: KVPool) -> None:
-        self._stack = _stack(model, pool)
+        self._stack, self.kernels = _stack(model, pool)
         self._pool = pool
 
     @torch.inference_mode()
@@ -38,9 +38,10 @@ class ModelRunner:
         return self._stack.run(pack(rows, num_logits, self._pool), watch)
 
 
-def _stack(model: LoadedModel, pool: KVPool) -> Stack:
+def _stack(model: LoadedModel, pool: KVPool) -> tuple[Stack, str]:
+    """What runs the model, and what to say of it."""
     if model.decoder is not None:
-        return NativeRun(model.decoder)
+        return NativeRun(model.decoder), model.kernels
     if model.module is None:
         raise ModelError("the model has neither a decoder nor a module")
     if model.device.type == "cuda" and model.compile != "off":
@@ -48,5 +49,7 @@ def _stack(model: LoadedModel, pool: KVPool) -> Stack:
 
         run = cuda_run(model, model.module, pool)
         if run is not None:
-            return run
-    return ModuleRun(model.module, None if model.library is None else NativeAttention(model.library))
+            return run, run.kernels
+        return ModuleRun(model.module), "torch: FlexAttention cannot be had, the worker's log says why"
+    attention = None if model.library is None else NativeAttention(model.library)
+    return ModuleRun(model.module, attention), model.kernels

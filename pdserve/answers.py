@@ -186,4 +186,6 @@ def _worker(message: cluster_pb2.WorkerStatus) -> Worker:
         transfers=tuple(_same_names(TransferCounters, each) for each in message.counters.transfers),
         kv_routes=tuple(_same_names(KVRoute, each) for each in message.kv_routes),
         quarantines=tuple(_same_names(Quarantine, each) for each in message.quarantines),
+        kernels=message.kernels,
+        speculation=message.speculation or None,
     )

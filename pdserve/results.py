@@ -273,6 +273,10 @@ class Worker:
     transfers: tuple[TransferCounters, ...] = ()
     kv_routes: tuple[KVRoute, ...] = ()
     quarantines: tuple[Quarantine, ...] = ()
+    # What computes: "compiled", or what instead and why. Empty: not known yet.
+    kernels: str = ""
+    # None: it drafts nothing.
+    speculation: str | None = None
 
 
 @dataclass(frozen=True, slots=True)

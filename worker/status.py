@@ -7,13 +7,14 @@ from dataclasses import asdict
 
 import psutil
 
+from engine.config import SpeculativeConfig
 from engine.engine import Engine
 from engine.request import EngineLoad
 from kv_transfer.counters import TransportCounters
 from kv_transfer.quarantine import Quarantine
 from kv_transfer.transport.base import InboundStream
 from pdserve.v1 import cluster_pb2
-from worker.identity import WorkerIdentity, WorkerState
+from worker.identity import Role, WorkerIdentity, WorkerState
 from worker.messages import ROLES, worker_limits
 
 _STATES = {
@@ -47,7 +48,14 @@ def worker_status(
         limits=worker_limits(engine.limits, engine.layout, engine.num_threads),
         load=load,
         counters=counters,
+        kernels=engine.kernels,
+        # A prefill worker's sequences end before there is anything to draft.
+        speculation="" if identity.role is Role.PREFILL else _told(engine.speculation),
     )
+
+
+def _told(speculation: SpeculativeConfig | None) -> str:
+    return "" if speculation is None else f"{speculation.method}, up to {speculation.max_tokens} tokens"
 
 
 def transfer_counters(counters: TransportCounters) -> list[cluster_pb2.TransferCounters]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import Literal
 
 import torch
@@ -24,14 +25,23 @@ class NativeDiffers(NativeUnavailable):
     """The decoder does not compute what its module does, which is empty by now."""
 
 
+@dataclass(frozen=True, slots=True)
+class Kernels:
+    """`library` is None where models run on torch; `told` says what computes, and why."""
+
+    library: NativeLibrary | None
+    told: str
+
+
 def library_for(
     wanted: Compile, device: torch.device, dtype: torch.dtype, progress: Callable[[str], None]
-) -> NativeLibrary | None:
-    """None where there is none, none is wanted, or no CPU is used. ModelError if it is wanted and cannot be
-    had.
+) -> Kernels:
+    """Without a library where none can be had, none is wanted, or no CPU is used. ModelError if it is wanted
+    and cannot be had.
     """
     if wanted == "off" or device.type != "cpu":
-        return None
+        why = "compile is off" if wanted == "off" else f"our kernels are for CPUs, not for {device.type}"
+        return Kernels(None, f"torch: {why}")
     try:
         library = load_library(progress)
         library.check_dtype(dtype)
@@ -39,8 +49,8 @@ def library_for(
         if wanted == "on":
             raise ModelError(f"compile: on was asked for, and the kernels cannot be had: {error}") from error
         log.warning("running on torch alone, at about half the speed, without our kernels: %s", error)
-        return None
-    return library
+        return Kernels(None, f"torch: {error}")
+    return Kernels(library, "compiled")
 
 
 @torch.inference_mode()

@@ -97,6 +97,8 @@ def _worker_object(worker: Worker, names: dict[str, str]) -> dict[str, object]:
         "rss_bytes": counters.rss_bytes,
         "draft_tokens": counters.draft_tokens,
         "accepted_draft_tokens": counters.accepted_draft_tokens,
+        "kernels": worker.kernels or None,
+        "speculation": worker.speculation,
         "transfers": [asdict(each) for each in worker.transfers],
         # To workers that are there no more, KV goes no more.
         "kv_routes": [
@@ -117,9 +119,9 @@ def show(cluster: Cluster) -> None:
         out.print(line, markup=False)
     table = Table(box=None, pad_edge=False, padding=(0, 1), header_style="dim")
     workers = [worker for pool in cluster.pools for worker in pool.workers]
-    # Of interest only where there are several nodes, and where anything was drafted.
+    # Of interest only where there are several nodes, and where anything is drafted.
     shows_node = len({worker.node for worker in workers if worker.node}) > 1
-    shows_drafts = any(worker.counters.draft_tokens for worker in workers)
+    shows_drafts = any(worker.speculation for worker in workers)
     for column in ("worker", "state", *(("node",) if shows_node else ()), "pid"):
         table.add_column(column, no_wrap=True)
     drafted = ("drafts right",) if shows_drafts else ()
@@ -139,7 +141,7 @@ def show(cluster: Cluster) -> None:
         table.add_row(*_row(worker, shows_node, shows_drafts))
     if workers:
         out.print(table)
-    for line in (*route_lines(cluster), *quarantine_lines(cluster)):
+    for line in (*engine_lines(cluster), *route_lines(cluster), *quarantine_lines(cluster)):
         out.print(line, markup=False)
     for pool in cluster.pools:
         if pool.unrecoverable_reason:
@@ -150,6 +152,21 @@ def show(cluster: Cluster) -> None:
     for worker in workers:
         if worker.detail:
             out.print(f"{worker.id}: {worker.detail}", markup=False)
+
+
+def engine_lines(cluster: Cluster) -> list[str]:
+    """By what the workers compute and how they draft, workers alike in one line."""
+    workers = [worker for pool in cluster.pools for worker in pool.workers]
+    lines = []
+    for title, told in (
+        ("kernels", {worker.id: worker.kernels for worker in workers if worker.kernels}),
+        ("speculation", {worker.id: worker.speculation for worker in workers if worker.speculation}),
+    ):
+        for text in dict.fromkeys(told.values()):
+            names = [name for name, of_name in told.items() if of_name == text]
+            of = "" if len(names) == len(workers) else f" of {', '.join(names)}"
+            lines.append(f"{title}{of}: {text}")
+    return lines
 
 
 def route_lines(cluster: Cluster) -> list[str]:

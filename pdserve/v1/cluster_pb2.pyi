@@ -124,7 +124,7 @@ class PoolStatus(_message.Message):
     def __init__(self, role: _Optional[_Union[Role, str]] = ..., target: _Optional[int] = ..., workers: _Optional[_Iterable[_Union[WorkerStatus, _Mapping]]] = ..., unrecoverable_reason: _Optional[str] = ...) -> None: ...
 
 class WorkerStatus(_message.Message):
-    __slots__ = ("id", "instance_id", "role", "state", "detail", "address", "pid", "node", "device", "limits", "load", "counters", "kv_routes", "quarantines")
+    __slots__ = ("id", "instance_id", "role", "state", "detail", "address", "pid", "node", "device", "limits", "load", "counters", "kv_routes", "quarantines", "kernels", "speculation")
     ID_FIELD_NUMBER: _ClassVar[int]
     INSTANCE_ID_FIELD_NUMBER: _ClassVar[int]
     ROLE_FIELD_NUMBER: _ClassVar[int]
@@ -139,6 +139,8 @@ class WorkerStatus(_message.Message):
     COUNTERS_FIELD_NUMBER: _ClassVar[int]
     KV_ROUTES_FIELD_NUMBER: _ClassVar[int]
     QUARANTINES_FIELD_NUMBER: _ClassVar[int]
+    KERNELS_FIELD_NUMBER: _ClassVar[int]
+    SPECULATION_FIELD_NUMBER: _ClassVar[int]
     id: str
     instance_id: str
     role: Role
@@ -153,7 +155,9 @@ class WorkerStatus(_message.Message):
     counters: WorkerCounters
     kv_routes: _containers.RepeatedCompositeFieldContainer[KVRoute]
     quarantines: _containers.RepeatedCompositeFieldContainer[Quarantine]
-    def __init__(self, id: _Optional[str] = ..., instance_id: _Optional[str] = ..., role: _Optional[_Union[Role, str]] = ..., state: _Optional[_Union[WorkerState, str]] = ..., detail: _Optional[str] = ..., address: _Optional[str] = ..., pid: _Optional[int] = ..., node: _Optional[str] = ..., device: _Optional[str] = ..., limits: _Optional[_Union[WorkerLimits, _Mapping]] = ..., load: _Optional[_Union[WorkerLoad, _Mapping]] = ..., counters: _Optional[_Union[WorkerCounters, _Mapping]] = ..., kv_routes: _Optional[_Iterable[_Union[KVRoute, _Mapping]]] = ..., quarantines: _Optional[_Iterable[_Union[Quarantine, _Mapping]]] = ...) -> None: ...
+    kernels: str
+    speculation: str
+    def __init__(self, id: _Optional[str] = ..., instance_id: _Optional[str] = ..., role: _Optional[_Union[Role, str]] = ..., state: _Optional[_Union[WorkerState, str]] = ..., detail: _Optional[str] = ..., address: _Optional[str] = ..., pid: _Optional[int] = ..., node: _Optional[str] = ..., device: _Optional[str] = ..., limits: _Optional[_Union[WorkerLimits, _Mapping]] = ..., load: _Optional[_Union[WorkerLoad, _Mapping]] = ..., counters: _Optional[_Union[WorkerCounters, _Mapping]] = ..., kv_routes: _Optional[_Iterable[_Union[KVRoute, _Mapping]]] = ..., quarantines: _Optional[_Iterable[_Union[Quarantine, _Mapping]]] = ..., kernels: _Optional[str] = ..., speculation: _Optional[str] = ...) -> None: ...
 
 class Quarantine(_message.Message):
     __slots__ = ("sender_pid", "num_blocks", "age_ms")

@@ -90,6 +90,8 @@ async def test_each_option_gives_what_one_process_gives(
     async with serving(folder, loaded, speculative=NGRAM) as cluster:
         (decode,) = cluster.of(Role.DECODE)
         (prefill,) = cluster.of(Role.PREFILL)
+        assert decode.describe().speculation == "ngram, up to 5 tokens"
+        assert prefill.describe().speculation == ""
         for wish in wishes:
             before = counters_of(decode).draft_tokens, counters_of(decode).accepted_draft_tokens
             answer = await wish.ask(cluster.client)

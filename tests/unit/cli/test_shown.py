@@ -11,7 +11,7 @@ import pytest
 from pdserve.cli.answer import Answer, as_object, timings_table
 from pdserve.cli.console import out
 from pdserve.cli.status import as_object as status_object
-from pdserve.cli.status import pool_lines, quarantine_lines, route_lines, show
+from pdserve.cli.status import engine_lines, pool_lines, quarantine_lines, route_lines, show
 from pdserve.cli.watching import Steps, wait_until_settled
 from pdserve.client import (
     Client,
@@ -41,11 +41,14 @@ from pdserve.results import (
 LOAD = RouterLoad(3, 1, 10_000, 7, 120.0, 45.5, Quantiles(7, 210.0, 480.0), Quantiles(90, 11.2, 25.0))
 
 
-def worker(role: Role, state: WorkerState, num_drafts: int = 0) -> Worker:
+def worker(
+    role: Role, state: WorkerState, speculation: str | None = None, kernels: str = "compiled"
+) -> Worker:
     limits, load = WorkerLimits(2048, 16, 64, 888, 2048, 1), WorkerLoad(1, 2, 0, 800, 77, 0, 0, 0)
-    counters = WorkerCounters(12345, 6789, 0, 0, 0, 0, 10**9, num_drafts, num_drafts // 2)
+    counters = WorkerCounters(12345, 6789, 0, 0, 0, 0, 10**9, 0, 0)
     at = ("127.0.0.1:9", 4711, "127.0.0.1", "cpu")
-    return Worker(f"{role.value}-0", "i", role, state, "", *at, limits, load, counters)
+    name, told = f"{role.value}-0", {"kernels": kernels, "speculation": speculation}
+    return Worker(name, "i", role, state, "", *at, limits, load, counters, **told)
 
 
 def pool(role: Role, target: int, *states: WorkerState, reason: str | None = None) -> Pool:
@@ -56,6 +59,7 @@ def cluster(*pools: Pool) -> Cluster:
     return Cluster("x", 1, "a-model", "127.0.0.1:1", None, pools, LOAD)
 
 
+NGRAM = "ngram, up to 8 tokens"
 READY, DEAD, STARTING = WorkerState.READY, WorkerState.DEAD, WorkerState.STARTING
 
 
@@ -83,13 +87,30 @@ def test_a_dead_worker_has_no_numbers() -> None:
     assert "12345" in shown[READY]
 
 
-def test_drafts_are_shown_where_any_were_made() -> None:
-    workers = (worker(Role.DECODE, READY, num_drafts=90), worker(Role.DECODE, DEAD, num_drafts=8))
+def test_drafts_are_shown_where_any_are_to_be_made() -> None:
+    workers = (worker(Role.DECODE, READY, NGRAM), worker(Role.DECODE, DEAD, NGRAM))
     for shown, is_told in ((workers, True), ((worker(Role.DECODE, READY),), False)):
         with out.capture() as captured:
             show(cluster(Pool(Role.DECODE, 2, shown, None)))
         assert ("drafts right" in captured.get()) == is_told
-        assert ("45/90" in captured.get()) == is_told
+        assert (NGRAM in captured.get()) == is_told
+        assert ("0/0" in captured.get()) == is_told
+
+
+def test_what_computes_is_shown_alike_in_one_line() -> None:
+    prefill, decode = worker(Role.PREFILL, READY), worker(Role.DECODE, READY, NGRAM)
+    alike = cluster(Pool(Role.PREFILL, 1, (prefill,), None), Pool(Role.DECODE, 1, (decode,), None))
+    assert engine_lines(alike) == ["kernels: compiled", f"speculation of decode-0: {NGRAM}"]
+    decode = worker(Role.DECODE, READY, kernels="torch: there is no GNU C++ compiler")
+    differing = cluster(Pool(Role.PREFILL, 1, (prefill,), None), Pool(Role.DECODE, 1, (decode,), None))
+    assert engine_lines(differing) == [
+        "kernels of prefill-0: compiled",
+        "kernels of decode-0: torch: there is no GNU C++ compiler",
+    ]
+    starting = worker(Role.DECODE, STARTING, kernels="")
+    assert engine_lines(cluster(Pool(Role.DECODE, 1, (starting,), None))) == []
+    told = status_object(differing)["pools"]["decode"]["workers"][0]  # type: ignore[index]
+    assert (told["kernels"], told["speculation"]) == ("torch: there is no GNU C++ compiler", None)
 
 
 def test_how_kv_goes_is_shown_by_the_workers_names() -> None:

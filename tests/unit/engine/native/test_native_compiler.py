@@ -31,7 +31,10 @@ def is_gone(pid: int) -> bool:
 def test_what_is_not_utf8_is_told_and_auto_goes_on(cache: Path, install: Install, caplog) -> None:
     install(r'printf "kernels.cpp: error: \xe9\xff bad\n" >&2; exit 1')
     with caplog.at_level(logging.WARNING):
-        assert library_for("auto", torch.device("cpu"), torch.float32, lambda _: None) is None
+        kernels = library_for("auto", torch.device("cpu"), torch.float32, lambda _: None)
+    assert kernels.library is None
+    assert kernels.told.startswith("torch: ")
+    assert kernels.told.endswith("g++ cannot compile the kernels: kernels.cpp: error: �� bad")
     assert any("kernels.cpp: error: �� bad" in line for line in caplog.messages)
 
 

@@ -74,6 +74,7 @@ def randomise_biases(folder: Path) -> None:
 def check_greedy(folder: Path, lengths: Sequence[int] = (1, 17, 40, 70)) -> None:
     model = load(folder)
     assert model.decoder is not None
+    assert model.kernels == "compiled"
     engine = Engine(model, EngineConfig(num_blocks=64, max_num_batched_tokens=48, poison_blocks=True))
     reference = Reference(folder)
     outputs = generate(engine, *(request(prompt(length), 16) for length in lengths))
@@ -100,6 +101,7 @@ def test_every_other_family_is_left_to_its_module_with_a_reason(family, tmp_path
     with caplog.at_level(logging.INFO):
         model = load(tiny_model(tmp_path, family), compile="auto")
     assert model.decoder is None
+    assert model.kernels.startswith("compiled attention: ")
     assert model.module is not None
     assert model.library is not None
     assert any("transformers' layers" in line for line in caplog.messages)
