@@ -1,5 +1,6 @@
-"""Asks the controller, and watches it. A watch that breaks is opened again; the last snapshot stays good until
-then.
+"""Asks the controller, and watches it.
+
+A watch that breaks is opened again; until then the last snapshot stays good.
 """
 
 from __future__ import annotations

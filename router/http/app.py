@@ -8,9 +8,10 @@ from router.http import health, openai_api
 from router.http.connections import Connections
 from router.http.errors import HANDLERS
 from router.metrics import routes as metrics
+from router.page import routes as page
 from router.router import Router
 
-FEATURES = (openai_api.routes, health.routes, metrics.routes)
+FEATURES = (openai_api.routes, health.routes, metrics.routes, page.routes)
 
 
 def make_app(router: Router, connections: Connections) -> Starlette:

@@ -14,9 +14,11 @@ from pdserve.v1.errors import Cancelled, PdserveError, Unavailable
 
 class Connection:
     """`async with Connection(request)`, once the body was read: cancels what the task waits for when the
-    client is gone (raises Cancelled) or the server ends (raises Unavailable)."""
+    client is gone (raises Cancelled) or the server ends (raises Unavailable). A watcher waits for nothing in
+    particular: it is ended as soon as the server begins to leave."""
 
-    def __init__(self, request: Request) -> None:
+    def __init__(self, request: Request, *, is_watcher: bool = False) -> None:
+        self.is_watcher = is_watcher
         self._request = request
         self._open = connections_of(request)
         self._error: PdserveError | None = None
@@ -68,7 +70,16 @@ class Connections:
 
     def end(self) -> None:
         for connection in tuple(self._open):
-            connection.end(Unavailable("the router stops", reason="STOPPING"))
+            connection.end(_stopping())
+
+    def end_watchers(self) -> None:
+        for connection in tuple(self._open):
+            if connection.is_watcher:
+                connection.end(_stopping())
+
+
+def _stopping() -> Unavailable:
+    return Unavailable("the router stops", reason="STOPPING")
 
 
 def connections_of(request: Request) -> Connections:

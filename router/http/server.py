@@ -55,6 +55,7 @@ class HttpServer:
         """New connections are refused; requests in flight may take so long."""
         self._server.config.timeout_graceful_shutdown = math.ceil(grace_s + _LAST_WORDS_S)
         self._server.should_exit = True
+        self._connections.end_watchers()
         if self._serving is not None:
             await asyncio.wait({self._serving}, timeout=grace_s)
         await self.close()

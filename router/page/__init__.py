@@ -1,0 +1,1 @@
+"""A look inside with a browser: plain files, and the two streams of data behind them."""

@@ -1,0 +1,84 @@
+"""The last requests as server-sent events: all that are known at first, then what changes.
+
+Each event is {"now": seconds, "requests": [timeline, …]}; of a timeline that was told before, only the
+deliveries of tokens since then (`tokens.start` is the number of the first). Newest first.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import time
+from collections.abc import AsyncGenerator
+from contextlib import aclosing
+
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.types import Receive, Scope, Send
+
+from pdserve.v1.errors import PdserveError
+from router.http.connections import Connection
+from router.recent.recent import Recent
+
+# As many as are told of at once; others come back into view as these grow old.
+MAX_SHOWN = 40
+# Fewer and fuller events are cheaper beside the streams of tokens.
+_PAUSE_S = 0.25
+# A proxy on the way may close what is silent.
+_SILENCE_S = 15.0
+
+_encode = json.JSONEncoder(ensure_ascii=False, separators=(",", ":")).encode
+
+
+class LiveRequests(Response):
+    media_type = "text/event-stream"
+
+    def __init__(self, request: Request, recent: Recent) -> None:
+        super().__init__(headers={"cache-control": "no-store", "x-accel-buffering": "no"})
+        del self.headers["content-length"]
+        self._request = request
+        self._recent = recent
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        await send({"type": "http.response.start", "status": 200, "headers": self.raw_headers})
+        try:
+            async with Connection(self._request, is_watcher=True), aclosing(events(self._recent)) as told:
+                async for event in told:
+                    await send({"type": "http.response.body", "body": event.encode(), "more_body": True})
+        except PdserveError:
+            pass  # the page was closed, or the router stops: it opens another stream by itself
+        await send({"type": "http.response.body", "body": b"", "more_body": False})
+
+
+async def events(recent: Recent) -> AsyncGenerator[str, None]:
+    seen = _Seen()
+    with recent.watch() as changed:
+        while True:
+            changed.clear()
+            requests = seen.news(recent)
+            yield f"data: {_encode({'now': time.time(), 'requests': requests})}\n\n"
+            await asyncio.sleep(_PAUSE_S)
+            while not changed.is_set():
+                try:
+                    await asyncio.wait_for(changed.wait(), _SILENCE_S)
+                except asyncio.TimeoutError:
+                    yield ": nothing new\n\n"
+
+
+class _Seen:
+    """What one page has been told: of each timeline its version, and how many deliveries."""
+
+    def __init__(self) -> None:
+        self._told: dict[str, tuple[int, int]] = {}
+
+    def news(self, recent: Recent) -> list[dict[str, object]]:
+        newest = recent.newest(MAX_SHOWN)
+        told: list[dict[str, object]] = []
+        for timeline in newest:
+            version, num_deliveries = self._told.get(timeline.id, (-1, 0))
+            if timeline.version != version:
+                told.append(timeline.as_object(num_deliveries))
+                self._told[timeline.id] = (timeline.version, len(timeline.tokens.at_ms))
+        ids = {timeline.id for timeline in newest}
+        self._told = {id: what for id, what in self._told.items() if id in ids}
+        return told

@@ -1,0 +1,94 @@
+"""The page in a real browser."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import pytest
+import pytest_asyncio
+
+from tests.browser import browsing, find_browser
+from tests.integration.router.harness import Cluster, running, until
+
+pytestmark = [
+    pytest.mark.skipif(
+        find_browser() is None, reason="there is no chromium here (Debian: apt install chromium)"
+    ),
+    pytest.mark.timeout(240),
+]
+
+
+@pytest_asyncio.fixture
+async def cluster(model_dir: Path) -> AsyncIterator[Cluster]:
+    async with running(model_dir, http="127.0.0.1:0", num_decodes=2) as cluster:
+        yield cluster
+
+
+def text_of(id: str) -> str:
+    return f"document.getElementById('{id}').textContent"
+
+
+async def test_pools_requests_and_phases_are_shown_and_a_prompt_can_be_sent(cluster: Cluster) -> None:
+    for decode in cluster.decodes:
+        decode.step_s = 0.02
+    url = f"http://{cluster.server.http_address}/"
+    async with browsing(url) as page:
+        await page.until("document.querySelectorAll('.worker').length === 3")
+        assert await page.value(text_of("link")) == "live"
+        assert await page.value("[...document.querySelectorAll('.worker')].map((w) => w.dataset.worker)") == [
+            "prefill-0",
+            "decode-0",
+            "decode-1",
+        ]
+        assert await page.value("document.getElementById('none').hidden") is False
+        # A request from elsewhere, with a name that would be trouble if it were taken for HTML.
+        name = "<img src=x onerror=document.title='hacked'>"
+        await cluster.client.generate([1, 2, 3], max_tokens=12, request_id=name)
+        await page.until("document.querySelectorAll('#requests .row').length === 1")
+        await page.until("document.querySelector('#requests .row').dataset.how === 'at its limit'")
+        assert await page.value("document.querySelector('#requests .row').dataset.request") == name
+        assert await page.value("document.title") == "pdserve"
+        drawn = "[...document.querySelectorAll('#requests [data-phase]')].map((box) => box.dataset.phase)"
+        phases = await page.value(drawn)
+        assert isinstance(phases, list)
+        assert {"queue", "prefill", "decode"} <= set(phases)
+        strokes = await page.value("document.querySelector('#requests .tokens').getAttribute('d')")
+        assert str(strokes).count("M") >= 5
+        # And one from the box.
+        await page.value("document.getElementById('max-tokens').value = 9")
+        await page.value("document.getElementById('send').click()")
+        await page.until("!document.getElementById('told').hidden")
+        assert len(str(await page.value(text_of("answer")))) == 9
+        assert "then made 8 more tokens" in str(await page.value(text_of("told")))
+        assert await page.value("document.querySelectorAll('#own .row').length") == 1
+        await page.until("document.querySelectorAll('#requests .row').length === 2")
+        assert page.complaints == []
+        assert (await page.screenshot()).startswith(b"\x89PNG")
+
+
+async def test_stopping_cancels_and_refusals_are_shown(cluster: Cluster) -> None:
+    for decode in cluster.decodes:
+        decode.step_s = 0.05
+    async with browsing(f"http://{cluster.server.http_address}/") as page:
+        await page.until("document.querySelectorAll('.worker').length === 3")
+        await page.value("document.getElementById('max-tokens').value = 300")
+        await page.value("document.getElementById('send').click()")
+        await page.until(f"{text_of('answer')}.length > 2")
+        await page.until("document.querySelector('#requests .row')?.classList.contains('running')")
+        await page.value("document.getElementById('stop').click()")
+        await page.until("document.querySelector('#requests .row').dataset.how === 'cancelled'")
+        await until(cluster.is_idle)
+        await page.value("document.getElementById('max-tokens').value = 4000")
+        await page.value("document.getElementById('send').click()")
+        await page.until("document.getElementById('answer').className === 'failed'")
+        assert "max_tokens" in str(await page.value(text_of("answer")))
+
+
+async def test_a_controller_that_is_lost_is_said_and_found_again(cluster: Cluster) -> None:
+    async with browsing(f"http://{cluster.server.http_address}/") as page:
+        await page.until(f"{text_of('link')} === 'live'")
+        await cluster.control.stop()
+        await page.until(f"{text_of('link')}.includes('controller')")
+        await cluster.control.start()
+        await page.until(f"{text_of('link')} === 'live'")
