@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import asyncio
 import dataclasses
+import threading
 from collections.abc import Callable
 
 import pytest
+from llguidance import LLMatcher
 
 from decode_worker.config import DecodeConfig
+from engine.guidance import Grammars
 from pdserve.v1 import worker_pb2
 from pdserve.v1.errors import (
     FailedPrecondition,
@@ -191,3 +195,53 @@ async def test_both_backlogs_are_bounded(cluster: Cluster) -> None:
 def test_the_settings_are_values() -> None:
     with pytest.raises(dataclasses.FrozenInstanceError):
         DecodeConfig().lease_s = 1.0  # type: ignore[misc]
+
+
+def constrained(regex: str) -> worker_pb2.SequenceSpec:
+    made = spec(prompt(20), 4)
+    made.sampling.structured.regex = regex
+    return made
+
+
+@pytest.mark.parametrize(
+    ("regex", "known", "complaint"), [("(", (), "unclosed group"), ("abc", (64, 66), "known output")]
+)
+async def test_a_grammar_that_cannot_be_honoured_takes_nothing(
+    cluster: Cluster, regex: str, known: tuple[int, ...], complaint: str
+) -> None:
+    """No router lets one through; each role refuses it by itself."""
+    way = await route(cluster)
+    sequence, free = constrained(regex), spec(prompt(20), 4)
+    for each in (sequence, free):
+        each.known_token_ids.extend(known)
+    with pytest.raises(InvalidArgument, match=complaint):
+        await way.decoder.reserve(sequence)
+    reserved = await way.decoder.reserve(free)
+    sequence.transfer_id = free.transfer_id
+    with pytest.raises(InvalidArgument, match=complaint):
+        await way.push(sequence, reserved.reservation, Answer())
+    assert await way.decoder.release(free) == 1
+
+
+async def test_a_release_overtakes_a_reserve_that_waits_for_its_grammar(
+    cluster: Cluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    gate, begun, compile_one = threading.Event(), threading.Event(), Grammars.matcher
+
+    def gated(self: Grammars, text: str) -> LLMatcher:
+        begun.set()
+        if not gate.wait(20):
+            raise TimeoutError
+        return compile_one(self, text)
+
+    monkeypatch.setattr(Grammars, "matcher", gated)
+    decode = await cluster.decode_worker()
+    decoder = await cluster.subscribe(decode)
+    sequence = constrained("a+")
+    reserving = asyncio.create_task(decoder.reserve(sequence))
+    await eventually(begun.is_set)
+    assert await decoder.release(sequence) == 0
+    gate.set()
+    with pytest.raises(FailedPrecondition):
+        await reserving
+    assert decode.load().kv_blocks_used == 0

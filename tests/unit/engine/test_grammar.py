@@ -2,11 +2,12 @@ from __future__ import annotations
 
 import json
 from dataclasses import replace
+from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
-from tokenizers import Tokenizer
+from tokenizers import Tokenizer, decoders, models
 
 from engine.engine import Engine
 from engine.errors import GrammarError
@@ -310,6 +311,27 @@ def test_of_rows_with_and_without_a_mask_each_gets_its_own() -> None:
             assert token.token_id == best
     nothing = SampleRow(SamplingParams(temperature=1.0), 0, mask=np.zeros(12, np.uint8))
     assert sample(logits[:1], [nothing])[0].token_id is None
+
+
+def test_a_vocabulary_with_byte_fallback_has_grammars_too(tmp_path: Path) -> None:
+    """As llama 2 and mistral have: a space is "▁", and what is no piece is spelt in bytes."""
+    bytes_ = [f"<0x{byte:02X}>" for byte in range(256)]
+    pieces = ["<unk>", "<s>", "</s>", *bytes_, "▁", *map(chr, range(33, 127)), "▁b", "ye"]
+    vocab = {piece: token_id for token_id, piece in enumerate(pieces)}
+    merges = [("▁", "b"), ("y", "e")]
+    tokenizer = Tokenizer(models.BPE(vocab=vocab, merges=merges, unk_token="<unk>", byte_fallback=True))
+    spelling = [decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse()]
+    tokenizer.decoder = decoders.Sequence(spelling)
+    tokenizer.add_special_tokens(["<unk>", "<s>", "</s>"])
+    tokenizer.save(str(tmp_path / "tokenizer.json"))
+    grammars = Grammars(tmp_path / "tokenizer.json", 400, frozenset({2}))
+    text = grammar_text(generation_pb2.StructuredOutput(regex="(yes|a b|ü)"))
+    matcher = grammars.prepare(text).result(TIMEOUT_S).begin()
+    first = {"y", "ye", "<0x79>", "a", "<0x61>", "<0xC3>"}
+    assert {pieces[token_id] for token_id in possible(matcher.masks()[0])} == first
+    for piece in ("a", "▁b"):
+        matcher.append(vocab[piece])
+    assert possible(matcher.masks()[0]) == {2}
 
 
 def test_a_grammar_that_takes_long_to_compile_is_refused(
