@@ -28,6 +28,7 @@ import engine.engine
 import engine.runner
 from decode_worker.admission import Admission, Admissions, Mode
 from decode_worker.publisher import Publisher
+from decode_worker.record import DecodeRecord
 from decode_worker.step_output import step_batches, step_output
 from decode_worker.subscription import StepBatch
 from engine.config import EngineConfig
@@ -41,7 +42,10 @@ from engine.sampling import SamplingParams, StopConditions
 from engine.scheduler import Scheduler
 from kv_transfer.frame import TransferKey
 from kv_transfer.transfer import PushTarget
+from observability.origin import Origin
+from observability.tracing import NO_TRACER
 from worker.messages import worker_load
+from worker.record import Recorder
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -211,7 +215,8 @@ async def admitted(result: StepResult) -> Admissions:
         request = SequenceRequest(output.sequence_id, (1,), (), GREEDY, StopConditions(1))
         granted: asyncio.Future[PushTarget | None] = asyncio.get_running_loop().create_future()
         key = TransferKey(transfer_id, int(epoch))
-        admissions.add(Admission(key, ROUTER, request, Mode.RECEIVE_KV, granted))
+        record = DecodeRecord(Recorder("bench", NO_TRACER).record(key, Origin()))
+        admissions.add(Admission(key, ROUTER, request, Mode.RECEIVE_KV, granted, record))
     return admissions
 
 

@@ -6,14 +6,24 @@ import asyncio
 from dataclasses import dataclass
 from enum import Enum
 
+from decode_worker.record import DecodeRecord
 from engine.request import SequenceRequest
+from engine.sampling import FinishReason
 from kv_transfer.frame import TransferKey
 from kv_transfer.transfer import PushTarget
+from pdserve.v1.errors import PdserveError
 
 
 class Mode(Enum):
     RECEIVE_KV = "receive_kv"
     PREFILL_HERE = "prefill_here"
+
+
+class Released(Enum):
+    """How a sequence leaves that ends neither by itself nor by an error."""
+
+    BY_ROUTER = "by_router"  # its client has left, or has all it wanted
+    BY_SENDER = "by_sender"  # P took its transfer back: token 0 ended it, or P failed
 
 
 @dataclass(eq=False, slots=True)
@@ -25,8 +35,10 @@ class Admission:
     request: SequenceRequest
     mode: Mode
     granted: asyncio.Future[PushTarget | None]
+    record: DecodeRecord
 
     def grant(self, target: PushTarget | None) -> None:
+        self.record.reserved(target)
         if not self.granted.done():
             self.granted.set_result(target)
 
@@ -63,11 +75,15 @@ class Admissions:
         self._by_sequence[admission.request.sequence_id] = admission
         self._is_empty.clear()
 
-    def remove(self, admission: Admission) -> bool:
+    def remove(self, admission: Admission, outcome: FinishReason | PdserveError | Released) -> bool:
         """Idempotent; False if it was gone."""
         was_there = self._by_sequence.get(admission.request.sequence_id) is admission
         if was_there:
             del self._by_sequence[admission.request.sequence_id]
+            if isinstance(outcome, PdserveError):
+                admission.record.ended(outcome.label, is_error=True)
+            else:
+                admission.record.ended(outcome.name, is_error=False)
         if not self._by_sequence:
             self._is_empty.set()
         return was_there

@@ -12,9 +12,11 @@ from engine.grammar import Grammar
 from engine.request import SequenceRequest
 from kv_transfer.frame import TransferKey
 from kv_transfer.transfer import PushTarget
+from observability.origin import Origin
 from pdserve.v1 import cluster_pb2, worker_pb2, worker_pb2_grpc
 from pdserve.v1.errors import InvalidArgument
 from worker.messages import reservation_message, sequence_request, transfer_key
+from worker.record import origin_of_call
 from worker.statuses import Writer, statuses
 
 _MODES = {
@@ -29,7 +31,7 @@ class Decoder(Protocol):
     async def grammar(self, spec: worker_pb2.SequenceSpec) -> Grammar | None: ...
 
     async def reserve(
-        self, key: TransferKey, router_id: str, request: SequenceRequest, mode: Mode
+        self, key: TransferKey, router_id: str, request: SequenceRequest, mode: Mode, origin: Origin
     ) -> PushTarget | None: ...
 
     def release(self, keys: Sequence[TransferKey]) -> int: ...
@@ -56,7 +58,8 @@ class DecodeServicer(worker_pb2_grpc.DecodeWorkerServicer):
             grammar = await self._worker.grammar(request.sequence)
             sequence = sequence_request(request.sequence, grammar=grammar)
             key = transfer_key(request.sequence.transfer_id, request.sequence.epoch)
-            target = await self._worker.reserve(key, request.router_id, sequence, mode)
+            origin = origin_of_call(context)
+            target = await self._worker.reserve(key, request.router_id, sequence, mode, origin)
             if target is not None:
                 response.reservation.CopyFrom(reservation_message(target))
             response.load.CopyFrom(self._worker.load())

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 
 from decode_worker.admission import Admissions
+from decode_worker.record import DecodeRecord
 from decode_worker.subscription import StepBatch, StepFailure, StepToken
 from engine.request import SequenceOutput
 from kv_transfer.frame import TransferKey
@@ -25,11 +26,21 @@ def step_batches(
         admission = admissions.get(output.sequence_id)
         if admission is None:
             continue
+        handover = started.get(output.sequence_id) if started else None
+        _record(admission.record, output, handover)
         batch = batches.get(admission.router_id)
         if batch is None:
             batch = batches[admission.router_id] = StepBatch()
-        add_output(batch, admission.key, output, started.get(output.sequence_id) if started else None)
+        add_output(batch, admission.key, output, handover)
     return batches
+
+
+def _record(record: DecodeRecord, output: SequenceOutput, handover: HandOver | None) -> None:
+    record.num_tokens += len(output.new_tokens)
+    if output.prefill is not None:
+        record.prefilled(output.prefill)
+    if handover is not None:
+        record.handed_over(handover)
 
 
 def add_output(

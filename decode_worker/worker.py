@@ -11,10 +11,11 @@ import logging
 import time
 from collections.abc import Callable, Mapping, Sequence
 
-from decode_worker.admission import Admission, Admissions, Mode
+from decode_worker.admission import Admission, Admissions, Mode, Released
 from decode_worker.config import DecodeConfig
 from decode_worker.intake import Intake
 from decode_worker.publisher import Publisher
+from decode_worker.record import DecodeRecord
 from decode_worker.service import DecodeServicer
 from decode_worker.step_output import step_batches
 from decode_worker.subscription import StepBatch, StepToken, Subscription
@@ -29,6 +30,8 @@ from kv_transfer.reservation import Reservation
 from kv_transfer.transfer import PushTarget
 from kv_transfer.transport.base import FrameSink, PushEndpoint
 from kv_transfer.transport.grpc import GrpcPushServer
+from observability.origin import Origin
+from observability.tracing import NO_TRACER, Tracer
 from pdserve.v1 import cluster_pb2, worker_pb2, worker_pb2_grpc
 from pdserve.v1.errors import (
     Aborted,
@@ -44,8 +47,9 @@ from worker.grammars import grammar_of
 from worker.identity import Role, WorkerIdentity, WorkerState
 from worker.messages import worker_load
 from worker.metrics import WorkerMetrics
+from worker.record import Recorder
 from worker.status import engine_counters, quarantine_messages, transfer_counters, worker_status
-from worker.statuses import RETRY_AFTER_S
+from worker.statuses import RETRY_AFTER_S, failure, typed
 
 log = logging.getLogger(__name__)
 
@@ -54,6 +58,7 @@ class DecodeWorker:
     """A shell on an engine that outlives it: `stop` leaves the engine as `start` found it.
 
     `endpoint` makes the end that KV is pushed to; by default a gRPC server beside the control server.
+    `tracer` is closed by `stop`.
     """
 
     def __init__(
@@ -65,6 +70,7 @@ class DecodeWorker:
         role: Role = Role.DECODE,
         config: DecodeConfig | None = None,
         endpoint: Callable[[FrameSink], PushEndpoint] | None = None,
+        tracer: Tracer = NO_TRACER,
     ) -> None:
         self.identity = WorkerIdentity(worker_id, role)
         self.state = WorkerState.READY
@@ -75,6 +81,7 @@ class DecodeWorker:
         self._endpoint: PushEndpoint | None = None
         self.intake = Intake(loop, self.identity.instance_id, self, self._config.verify)
         self._metrics = WorkerMetrics(self.describe)
+        self._recorder = Recorder(worker_id, tracer)
         self._server = ControlServer(host, port, self.describe, self._metrics)
         self._admissions = Admissions()
         self._publisher = Publisher(self._config.max_pending_steps, self._on_router_gone)
@@ -133,6 +140,7 @@ class DecodeWorker:
         self._loop.on_failure = None
         if self._loop.failure is None:
             await asyncio.wrap_future(self._loop.set_listener(None))
+        await self._recorder.close()
 
     def describe(self) -> cluster_pb2.WorkerStatus:
         counters = engine_counters(self._load)
@@ -159,13 +167,14 @@ class DecodeWorker:
         return await grammar_of(self._loop.engine.grammars, spec)
 
     async def reserve(
-        self, key: TransferKey, router_id: str, request: SequenceRequest, mode: Mode
+        self, key: TransferKey, router_id: str, request: SequenceRequest, mode: Mode, origin: Origin
     ) -> PushTarget | None:
         """Lets a sequence in: where to push its KV, or None for one that is computed here. The same key
         again gets the same answer. Raises PdserveError, or NoRoom or CannotFit."""
         admission = self._admissions.get(request.sequence_id)
         if admission is None:
-            admission = self._admit(key, router_id, request, mode)
+            record = DecodeRecord(self._recorder.record(key, origin))
+            admission = self._admit(key, router_id, request, mode, record)
             try:
                 admission.grant(await run_on_engine(self._loop, lambda engine: self._take(engine, admission)))
             except asyncio.CancelledError:  # what it takes all the same is given back
@@ -173,7 +182,8 @@ class DecodeWorker:
                 raise
             except (EngineError, PdserveError) as error:
                 # The engine took nothing, and the router may ask again with the same key.
-                self._admissions.remove(admission)
+                refusal = typed(error) if isinstance(error, EngineError) else error
+                self._admissions.remove(admission, refusal)
                 admission.refuse(error)
                 raise
             self._lease_added.set()
@@ -202,7 +212,9 @@ class DecodeWorker:
         for admission in self._admissions.of_router(router_id):
             self._drop(admission)
 
-    def _admit(self, key: TransferKey, router_id: str, request: SequenceRequest, mode: Mode) -> Admission:
+    def _admit(
+        self, key: TransferKey, router_id: str, request: SequenceRequest, mode: Mode, record: DecodeRecord
+    ) -> Admission:
         name, role = self.identity.worker_id, self.identity.role
         if self.state is not WorkerState.READY:
             raise Unavailable(f"{name} is {self.state.value}", reason=self.state.name, retry_after_s=0.0)
@@ -215,13 +227,13 @@ class DecodeWorker:
         self.intake.table.require_unused(key)
         for older in self._admissions.older_epochs(key):
             self._drop(older)
-        admission = Admission(key, router_id, request, mode, self._asyncio.create_future())
+        admission = Admission(key, router_id, request, mode, self._asyncio.create_future(), record)
         self._admissions.add(admission)
         return admission
 
-    def _drop(self, admission: Admission) -> bool:
+    def _drop(self, admission: Admission, outcome: PdserveError | Released = Released.BY_ROUTER) -> bool:
         """Ends it in whatever state, without a word to its router. False if it had ended before."""
-        if not self._admissions.remove(admission):
+        if not self._admissions.remove(admission, outcome):
             return False
         admission.refuse(Aborted(f"{admission.key} was released", reason="TRANSFER_ENDED"))
         self.intake.table.release(admission.key)
@@ -236,27 +248,28 @@ class DecodeWorker:
         for output in result.outputs:
             if output.is_last and (admission := self._admissions.get(output.sequence_id)) is not None:
                 has_ended = True
-                self._admissions.remove(admission)
+                self._admissions.remove(admission, output.finish_reason or failure(output))
                 self.intake.table.release(admission.key)  # its key is used up
         self._publisher.tell_step(batches, is_load_news=has_ended)
 
     def _on_joined(self, key: TransferKey, first: NewToken) -> None:
         admission = self._admissions.get(str(key))
         if admission is not None:
+            admission.record.begun()
             self._publisher.tell(admission.router_id, StepBatch(tokens=[StepToken(key, first)]))
 
     def _on_broke(self, key: TransferKey, error: PdserveError) -> None:
         admission = self._admissions.get(str(key))
         if admission is not None:
-            log.info("failed transfer_id=%s worker=%s: %s", key, self.identity.worker_id, error.message)
-            self._admissions.remove(admission)
+            log.info("failed: %s", error.message, extra=admission.record.ids)
+            self._admissions.remove(admission, error)
             self._publisher.tell_failure(admission.router_id, key, error)
 
     def _on_freed(self, key: TransferKey) -> None:
         """An admission is still there only where P took its transfer back; the router hears that from P."""
         admission = self._admissions.get(str(key))
         if admission is not None:
-            self._admissions.remove(admission)
+            self._admissions.remove(admission, Released.BY_SENDER)
         self._tell_load()
 
     def _tell_load(self) -> None:
@@ -265,7 +278,7 @@ class DecodeWorker:
     def _end_all(self, error: PdserveError) -> None:
         for admission in self._admissions.all():
             self._publisher.tell_failure(admission.router_id, admission.key, error)
-            self._drop(admission)
+            self._drop(admission, error)
         self._publisher.finish(error)
 
     async def _watch_leases(self) -> None:

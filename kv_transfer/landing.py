@@ -142,6 +142,7 @@ def compare(header: Blocks, pieces: Iterable[Buffer], otherwise: str) -> None:
 
 def refusal(header: Open | Blocks | Commit | Renew, stream: InboundStream, error: PdserveError) -> bytes:
     """The answer."""
-    log.warning("refused transfer_id=%s from=%s: %s", header.key, stream.peer, error.message)
+    ids = {"transfer_id": header.key.transfer_id, "epoch": header.key.epoch}
+    log.warning("refused from=%s: %s", stream.peer, error.message, extra=ids)
     code = int(error.code.value[0])
     return encode(Refused(header.key, header.seq, code, error.reason, error.message))

@@ -128,7 +128,8 @@ class Receiver:
 
     def _farewell(self, stream: InboundStream, header: Abort | Closed) -> None:
         if isinstance(header, Abort):
-            log.info("aborted by the sender transfer_id=%s: %s", header.key, header.reason)
+            ids = {"transfer_id": header.key.transfer_id, "epoch": header.key.epoch}
+            log.info("aborted by the sender: %s", header.reason, extra=ids)
             self._table.abort(header.key, stream)
         else:
             self._table.closed(header.key, stream)

@@ -8,6 +8,7 @@ Prompts and answers are in no line, at no level.
 
 from __future__ import annotations
 
+import json
 import logging
 import re
 
@@ -32,7 +33,8 @@ class TextFormatter(logging.Formatter):
     def formatMessage(self, record: logging.LogRecord) -> str:
         line = super().formatMessage(record)
         for name, value in record.__dict__.items():
-            if name not in _NOT_FIELDS:
+            # With an underscore: what libraries keep in records for themselves.
+            if name not in _NOT_FIELDS and not name.startswith("_"):
                 line += f" {name}={_quoted(str(value))}"
         return line
 
@@ -58,3 +60,12 @@ def log_by(handler: logging.Handler, config: ObservabilityConfig) -> None:
     root = logging.getLogger()
     root.addHandler(handler)
     root.setLevel(config.log_level.name)
+
+
+def message_of(line: str) -> str:
+    """What a line of either format says, for people; a text line as it is."""
+    try:
+        said = json.loads(line)
+    except ValueError:
+        return line
+    return str(said["message"]) if isinstance(said, dict) and "message" in said else line

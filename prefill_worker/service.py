@@ -13,7 +13,9 @@ from kv_transfer.transfer import PushTarget, TransferReport
 from pdserve.v1 import cluster_pb2, worker_pb2, worker_pb2_grpc
 from pdserve.v1.errors import InvalidArgument
 from prefill_worker.prefill import FirstToken
+from prefill_worker.record import recorded
 from worker.messages import push_target, sequence_request, token_output
+from worker.record import Recorder, origin_of_call
 from worker.statuses import Writer, statuses
 
 
@@ -30,8 +32,9 @@ class Prefiller(Protocol):
 
 
 class PrefillServicer(worker_pb2_grpc.PrefillWorkerServicer):
-    def __init__(self, worker: Prefiller) -> None:
+    def __init__(self, worker: Prefiller, recorder: Recorder) -> None:
         self._worker = worker
+        self._recorder = recorder
 
     async def Prefill(  # type: ignore[override]  # the stubs know only handlers that yield
         self, request: worker_pb2.PrefillRequest, context: Writer[worker_pb2.PrefillResponse]
@@ -42,9 +45,12 @@ class PrefillServicer(worker_pb2_grpc.PrefillWorkerServicer):
             target = push_target(request.reservation)
             if str(target.key) != sequence.sequence_id:
                 raise InvalidArgument(f"{sequence.sequence_id} came with the reservation of {target.key}")
-            async with aclosing(self._worker.prefill(sequence, target)) as events:
-                async for event in events:
-                    await context.write(self._response(target.key, event))
+            record = self._recorder.record(target.key, origin_of_call(context))
+            with recorded(record, sequence) as prefill:
+                async with aclosing(self._worker.prefill(sequence, target)) as events:
+                    async for event in events:
+                        prefill.note(event)
+                        await context.write(self._response(target.key, event))
 
     def _response(self, key: TransferKey, event: FirstToken | TransferReport) -> worker_pb2.PrefillResponse:
         load = self._worker.load()

@@ -22,6 +22,7 @@ from kv_transfer.sender import Sender
 from kv_transfer.transfer import PushTarget, TransferReport
 from kv_transfer.transport.base import Transport
 from kv_transfer.transport.grpc import GrpcTransport
+from observability.tracing import NO_TRACER, Tracer
 from pdserve.v1 import cluster_pb2, worker_pb2, worker_pb2_grpc
 from pdserve.v1.errors import (
     Cancelled,
@@ -40,6 +41,7 @@ from worker.grammars import grammar_of
 from worker.identity import Role, WorkerIdentity, WorkerState
 from worker.messages import worker_load
 from worker.metrics import WorkerMetrics
+from worker.record import Recorder
 from worker.status import engine_counters, transfer_counters, worker_status
 from worker.statuses import RETRY_AFTER_S
 
@@ -49,7 +51,7 @@ log = logging.getLogger(__name__)
 class PrefillWorker:
     """A shell on an engine that outlives it: `stop` leaves the engine as `start` found it.
 
-    `transports` adds to the gRPC transport, or replaces it.
+    `transports` adds to the gRPC transport, or replaces it. `tracer` is closed by `stop`.
     """
 
     def __init__(
@@ -60,6 +62,7 @@ class PrefillWorker:
         port: int = 0,
         config: PrefillConfig | None = None,
         transports: tuple[Transport, ...] = (),
+        tracer: Tracer = NO_TRACER,
     ) -> None:
         self.identity = WorkerIdentity(worker_id, Role.PREFILL)
         self.state = WorkerState.READY
@@ -70,6 +73,7 @@ class PrefillWorker:
         by_name: dict[str, Transport] = {t.name: t for t in (grpc_transport, *transports)}
         self.sender = Sender(layout, pool_blocks(loop.engine.pool), by_name, self._config.sender)
         self._metrics = WorkerMetrics(self.describe)
+        self._recorder = Recorder(worker_id, tracer)
         self._server = ControlServer(host, port, self.describe, self._metrics)
         # All prefills until their blocks are free again. The asyncio loop's.
         self._prefills: dict[str, Prefill] = {}
@@ -88,7 +92,9 @@ class PrefillWorker:
     async def start(self) -> str:
         """Serves; returns the address. Raises RuntimeError where the port is taken."""
         self._asyncio = asyncio.get_running_loop()
-        worker_pb2_grpc.add_PrefillWorkerServicer_to_server(PrefillServicer(self), self._server.server)
+        worker_pb2_grpc.add_PrefillWorkerServicer_to_server(
+            PrefillServicer(self, self._recorder), self._server.server
+        )
         await asyncio.wrap_future(self._loop.set_listener(self._on_step))
         await asyncio.wrap_future(self._loop.call(self._watch_layers))
         self._loop.on_failure = self._on_engine_failure
@@ -122,6 +128,7 @@ class PrefillWorker:
         self._loop.on_failure = None
         if self._loop.failure is None:
             await self._stop_listening()
+        await self._recorder.close()
 
     async def _stop_listening(self) -> None:
         await asyncio.wrap_future(self._loop.set_listener(None))

@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import logging
 
+from observability.logs import fields
 from pdserve.v1.errors import PdserveError
 from router.attempt import Hold
 from router.loss import back_off_s
@@ -40,15 +41,11 @@ class Releaser:
                     await hold.worker.release(hold.key)
                     return
                 except PdserveError as error:
-                    logger.warning(
-                        "release transfer_id=%s epoch=%d worker=%s failed (%d of %d): %s",
-                        hold.key.transfer_id,
-                        hold.key.epoch,
-                        hold.worker.info.id,
-                        tries,
-                        MAX_TRIES,
-                        error.message,
+                    ids = fields(
+                        transfer_id=hold.key.transfer_id, epoch=hold.key.epoch, worker=hold.worker.info.id
                     )
+                    told = "release failed (%d of %d): %s"
+                    logger.warning(told, tries, MAX_TRIES, error.message, extra=ids)
                     await asyncio.sleep(back_off_s(tries, base_s=0.05))
         finally:
             self.num_pending -= 1

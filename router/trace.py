@@ -107,10 +107,10 @@ def ended(span: Span, deadline: Deadline | None = None) -> Iterator[None]:
     try:
         yield
     except PdserveError as failure:
-        error = _name(failure)
+        error = failure.label
         raise
     except AttemptLost as loss:
-        error = _name(loss.error)
+        error = loss.error.label
         raise
     except (asyncio.CancelledError, GeneratorExit):
         is_late = deadline is not None and deadline.has_passed
@@ -121,11 +121,6 @@ def ended(span: Span, deadline: Deadline | None = None) -> Iterator[None]:
         raise
     finally:
         span.end(error)
-
-
-def _name(error: PdserveError) -> str:
-    code = error.code.name
-    return code if error.reason == code else f"{code} {error.reason}"
 
 
 def _request(message: generation_pb2.GenerateRequest, model: str) -> Attributes:

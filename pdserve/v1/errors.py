@@ -48,6 +48,12 @@ class PdserveError(Exception):
         self.reason = reason or self.default_reason
         self.retry_after_s = retry_after_s
 
+    @property
+    def label(self) -> str:
+        """Code and reason, for logs and traces: a message may quote what a client sent."""
+        code = self.code.name
+        return code if self.reason == code else f"{code} {self.reason}"
+
 
 class InvalidArgument(PdserveError):
     code = grpc.StatusCode.INVALID_ARGUMENT

@@ -5,13 +5,17 @@ from __future__ import annotations
 import asyncio
 
 from decode_worker.admission import Admission, Admissions, Mode
+from decode_worker.record import DecodeRecord
 from decode_worker.step_output import add_output, step_batches, step_output
 from decode_worker.subscription import StepBatch
 from engine.request import NewToken, PrefillReport, SequenceOutput, SequenceRequest
 from engine.sampling import FinishReason, SamplingParams, StopConditions
 from kv_transfer.frame import TransferKey
 from kv_transfer.handover import HandOver
+from observability.origin import Origin
+from observability.tracing import NO_TRACER
 from pdserve.v1 import cluster_pb2, generation_pb2
+from worker.record import Recorder
 
 KEY = TransferKey("a", 0)
 
@@ -58,7 +62,8 @@ async def test_each_router_gets_its_own_sequences_and_nobody_those_that_were_let
         key = TransferKey(f"t{number}", 1)
         request = SequenceRequest(str(key), (1,), (), SamplingParams(), StopConditions(9))
         granted = asyncio.get_running_loop().create_future()
-        admissions.add(Admission(key, router_id, request, Mode.RECEIVE_KV, granted))
+        record = DecodeRecord(Recorder("d", NO_TRACER).record(key, Origin()))
+        admissions.add(Admission(key, router_id, request, Mode.RECEIVE_KV, granted, record))
     outputs = [output(f"t{number}/1", 50 + number) for number in range(4)]
     batches = step_batches(outputs, admissions)
     told = {router_id: [t.token.token_id for t in batch.tokens] for router_id, batch in batches.items()}

@@ -10,7 +10,7 @@ from collections.abc import Iterator
 import pytest
 
 from observability.config import LogFormat, LogLevel, ObservabilityConfig
-from observability.logs import fields, log_by
+from observability.logs import fields, log_by, message_of
 
 log = logging.getLogger("tests.lines")
 FORGED = "x\n2026 INFO router FINISHED request_id=you"
@@ -33,7 +33,8 @@ def lines(format: LogFormat, level: LogLevel = LogLevel.INFO) -> io.StringIO:
 
 def test_text_has_the_fields_behind_the_message_and_none_that_is_not_known(root: logging.Logger) -> None:
     written = lines(LogFormat.TEXT)
-    log.info("QUEUED %d", 7, extra=fields(request_id="mine", transfer_id="ab/1", worker=None, trace_id="0f"))
+    known = fields(request_id="mine", transfer_id="ab/1", worker=None, trace_id="0f", _private=1)
+    log.info("QUEUED %d", 7, extra=known)
     (line,) = written.getvalue().splitlines()
     assert line.endswith("QUEUED 7 request_id=mine transfer_id=ab/1 trace_id=0f")
     assert " INFO tests.lines pid=" in line
@@ -68,3 +69,13 @@ def test_the_level_is_the_one_that_was_set(root: logging.Logger) -> None:
     log.warning("told")
     assert "not told" not in written.getvalue()
     assert "told" in written.getvalue()
+
+
+@pytest.mark.parametrize("format", LogFormat)
+def test_what_a_line_says_can_be_told_to_people(format: LogFormat, root: logging.Logger) -> None:
+    written = lines(format)
+    log.error("cannot serve: %s", "no port", extra=fields(worker="p"))
+    said = message_of(written.getvalue().strip())
+    assert "cannot serve: no port" in said
+    assert "{" not in said
+    assert message_of("7") == "7"
