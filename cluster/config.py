@@ -13,6 +13,7 @@ from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Fie
 
 from cluster.nodes.labels import checked_selector
 from engine.config import ByteSize, EngineConfig, ModelConfig
+from observability.config import ObservabilityConfig
 from router.config import RouterSettings
 from worker.identity import Role
 
@@ -191,6 +192,7 @@ class ClusterConfig(_Section):
     kv_transfer: KVTransferConfig = KVTransferConfig()
     network: NetworkConfig = NetworkConfig()
     ray: RayConfig = RayConfig()
+    observability: ObservabilityConfig = ObservabilityConfig()
 
     def is_on_gpu(self, pool: PoolConfig) -> bool:
         """Whether the workers of a pool compute on one, as far as the file tells."""

@@ -156,6 +156,7 @@ def _router_config(config: ClusterConfig, control: str, model_folder: Path) -> R
         model=config.model.id,
         model_dir=model_folder,
         control=control,
+        observability=config.observability,
         max_model_len=config.model.max_model_len,
     )
 

@@ -9,6 +9,9 @@ import signal
 import sys
 from pathlib import Path
 
+from observability.config import ObservabilityConfig
+from observability.logs import log_by
+
 _PR_SET_PDEATHSIG = 1
 
 
@@ -28,18 +31,13 @@ def live_past_nccl() -> None:
     os.environ["TORCH_NCCL_ENABLE_MONITORING"] = "0"
 
 
-def log_to(folder: str | None, name: str) -> None:
+def log_to(folder: str | None, name: str, config: ObservabilityConfig) -> None:
     """One file for each place in a pool: a replacement writes on where its predecessor ended.
 
     On a node where that folder cannot be, stderr, which Ray keeps in its own logs.
     """
-    if folder is None:
-        return
-    handler = _file_handler(Path(folder), name)
-    handler.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(name)s pid=%(process)d %(message)s"))
-    root = logging.getLogger()
-    root.addHandler(handler)
-    root.setLevel(logging.INFO)
+    if folder is not None:
+        log_by(_file_handler(Path(folder), name), config)
 
 
 def _file_handler(folder: Path, name: str) -> logging.Handler:

@@ -83,7 +83,8 @@ def start_router(
     config: ClusterConfig, config_file: Path, log_folder: Path, timeout_s: float
 ) -> ObjectRef[str]:
     """Its result: the address that the router serves."""
-    router = _create(RouterActor, actor_name(config.name, "router-0"), str(config_file), str(log_folder))
+    arguments = (str(config_file), str(log_folder), config.observability)
+    router = _create(RouterActor, actor_name(config.name, "router-0"), *arguments)
     return router.start.remote(timeout_s)
 
 

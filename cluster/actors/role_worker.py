@@ -20,6 +20,7 @@ from engine.threads import use_threads
 from kv_transfer.send_queue import SenderConfig
 from kv_transfer.shared_pool import PoolMemory
 from kv_transfer.verify import Verify
+from observability.tracing import Service, make_tracer
 from prefill_worker.config import PrefillConfig
 from prefill_worker.worker import PrefillWorker
 from worker.identity import Role
@@ -60,12 +61,16 @@ def load_engine(spec: WorkerSpec, progress: Callable[[str], None]) -> LoadedEngi
 def make_worker(spec: WorkerSpec, loaded: LoadedEngine, host: str) -> RoleWorker:
     """On the asyncio loop that is to serve it. `host` is where it listens."""
     loop, engine = loaded.loop, loaded.loop.engine
+    service = Service(spec.role.value, spec.cluster, spec.worker_id)
+    tracer = make_tracer(spec.observability.traces, service)
     if spec.role is Role.PREFILL:
         config = PrefillConfig(sender=SenderConfig(verify=_verify(spec)))
         kv = spec.kv_transfer
         is_near_only = kv.transport is TransportName.AUTO and not kv.trusted_network
         transports = make_transports(engine.pool, config.connect_timeout_s, is_near_only)
-        return PrefillWorker(spec.worker_id, loop, in_url(host), config=config, transports=transports)
+        return PrefillWorker(
+            spec.worker_id, loop, in_url(host), config=config, transports=transports, tracer=tracer
+        )
     return DecodeWorker(
         spec.worker_id,
         loop,
@@ -73,6 +78,7 @@ def make_worker(spec: WorkerSpec, loaded: LoadedEngine, host: str) -> RoleWorker
         role=spec.role,
         config=DecodeConfig(verify=_verify(spec)),
         endpoint=partial(make_endpoint, spec.kv_transfer.transport, engine.pool, loaded.memory, in_url(host)),
+        tracer=tracer,
     )
 
 

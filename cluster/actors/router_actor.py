@@ -17,6 +17,8 @@ from pathlib import Path
 
 from cluster.actors.actor_process import die_with_parent, log_to
 from cluster.control.policy import retry_delay_s
+from observability.config import ObservabilityConfig
+from observability.logs import message_of
 
 log = logging.getLogger(__name__)
 
@@ -30,9 +32,9 @@ class RouterStartError(Exception):
 class RouterActor:
     """`config_file`: a router.config.RouterConfig as JSON, on this node."""
 
-    def __init__(self, config_file: str, log_folder: str) -> None:
+    def __init__(self, config_file: str, log_folder: str, observability: ObservabilityConfig) -> None:
         die_with_parent()
-        log_to(log_folder, "router")
+        log_to(log_folder, "router", observability)
         self._config_file = config_file
         self._log_path = Path(log_folder) / "router.log"
         self._log_file = open(self._log_path, "ab")  # noqa: SIM115 - the child's stderr, for all its lives
@@ -96,7 +98,7 @@ class RouterActor:
 
     def _last_line(self) -> str:
         lines = self._log_path.read_text(encoding="utf-8", errors="replace").strip().splitlines()
-        return lines[-1] if lines else "it said nothing"
+        return message_of(lines[-1]) if lines else "it said nothing"
 
 
 def _without_ray(environment: os._Environ[str]) -> dict[str, str]:

@@ -31,7 +31,7 @@ class WorkerActor:
     def __init__(self, spec: WorkerSpec) -> None:
         die_with_parent()
         live_past_nccl()
-        log_to(spec.log_folder, spec.worker_id)
+        log_to(spec.log_folder, spec.worker_id, spec.observability)
         self._spec = spec
         self._worker: RoleWorker | None = None
         self._stopped = asyncio.Event()

@@ -33,7 +33,7 @@ class Controller:
     def __init__(self, config: ClusterConfig, folder: str, bind: Bind) -> None:
         die_with_parent()
         logs = str(Path(folder) / "logs")
-        log_to(logs, "controller")
+        log_to(logs, "controller", config.observability)
         self._config = config
         self._targets_file = Path(folder) / "targets.json"
         self._watchers = Watchers()

@@ -141,6 +141,7 @@ class Supervisor:
             pool=pool,
             kv_transfer=self._config.kv_transfer,
             bind=self._bind,
+            observability=self._config.observability,
             log_folder=self._log_folder,
         )
         member.detail = f"waits to be placed: wants {spec.wanted()}"

@@ -10,6 +10,7 @@ from cluster.config import KVTransferConfig, PoolConfig
 from cluster.nodes.network import Bind
 from cluster.nodes.placement import Wanted
 from engine.config import ModelConfig
+from observability.config import ObservabilityConfig
 from worker.identity import Role
 
 
@@ -24,6 +25,7 @@ class WorkerSpec:
     model: ModelConfig
     pool: PoolConfig
     kv_transfer: KVTransferConfig
+    observability: ObservabilityConfig
     bind: Bind = Bind.LOOPBACK
     # Where its log goes, on its own node; None: to stderr.
     log_folder: str | None = None

@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from cluster.config_file import ConfigError, load_config, parse_config
+from observability.config import LogFormat, TraceProtocol
 from worker.identity import Role
 
 CONFIGS = sorted((Path(__file__).parents[3] / "cluster_configs").glob("*.yaml"))
@@ -52,7 +53,29 @@ def test_speculation_is_off_unless_asked_for() -> None:
         assert pools[Role.PREFILL].engine.speculative is None
 
 
+def test_logs_and_traces_are_set_in_one_section() -> None:
+    section = (
+        "observability: {traces: {endpoint: 'http://127.0.0.1:4317'}, log_format: json, log_level: debug}\n"
+    )
+    config = parse_config(GOOD + section, "f.yaml").observability
+    assert config.traces is not None
+    assert (config.traces.protocol, config.log_format) == (TraceProtocol.GRPC, LogFormat.JSON)
+    assert parse_config(GOOD + "observability: {traces: null}\n", "f.yaml").observability.traces is None
+
+
 MISTAKES = {
+    "an endpoint that is no URL": (
+        GOOD + "observability:\n  traces:\n    endpoint: host:1\n",
+        "f.yaml:8: observability.traces.endpoint: must be a URL like http://127.0.0.1:4317 (not 'host:1')",
+    ),
+    "a misspelt key of the traces": (
+        GOOD + "observability: {traces: {endpoint: 'http://x:1', protocl: grpc}}\n",
+        'f.yaml:6: observability.traces.protocl: unknown key; did you mean "protocol"?',
+    ),
+    "an unknown log format": (
+        GOOD + "observability: {log_format: xml}\n",
+        "f.yaml:6: observability.log_format: input should be 'text' or 'json' (not 'xml')",
+    ),
     "unknown key": (
         "name: x\npools:\n  prefill: {}\n  decode:\n    engine:\n      kv_cashe: 1GiB\n",
         'f.yaml:6: pools.decode.engine.kv_cashe: unknown key; did you mean "kv_cache"?',
