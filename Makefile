@@ -9,7 +9,7 @@ BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check
 PROTOS := $(wildcard proto/pdserve/v1/*.proto)
 
-.PHONY: help install install-dev demo test test-full lint format proto clean
+.PHONY: help install install-dev demo test test-full lint format proto docs clean
 
 help:  ## This list
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 14
@@ -57,6 +57,9 @@ format: install-dev  ## Let ruff mend what it can
 proto: install-dev  ## Generate pdserve/v1 from proto/
 	$(BIN)/python -m grpc_tools.protoc -I proto --python_out=. --pyi_out=. --grpc_python_out=. \
 		--mypy_grpc_out=quiet:. --plugin=protoc-gen-mypy_grpc=$(BIN)/protoc-gen-mypy_grpc $(PROTOS)
+
+docs: install-dev  ## Write docs/api.md from the protos and the models of HTTP
+	$(BIN)/python docs/make_api.py
 
 clean:  ## Remove .venv and caches
 	rm -rf $(VENV) *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis
