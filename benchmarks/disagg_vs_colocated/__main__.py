@@ -104,7 +104,7 @@ def _parser() -> argparse.ArgumentParser:
     add("--systems", type=_several(System), help="of 1p1d,colocated,vllm (default: all there are)")
     add("--orders", type=_several(QueueOrder), default=tuple(QueueOrder), help="of fcfs,shortest")
     add("--trace", type=Path, help="Azure's conversation trace (default: one is drawn that is like it)")
-    add("--rates", type=_numbers(float), help="requests a second (default: by the measured prefill)")
+    add("--rates", type=_numbers(float), help="requests a second (default: six around the ideal's goodput)")
     add("--seeds", type=int, help="runs of each rate, with prompts of their own (default: 2)")
     add("--cores", type=_numbers(int), help="the two that are measured on (default: the first two)")
     add("--vllm-python", type=Path, help="an interpreter that has vLLM")

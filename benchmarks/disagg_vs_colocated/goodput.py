@@ -4,13 +4,14 @@ all objectives, and at what rate that falls through the target.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import cast
 
 from benchmarks.disagg_vs_colocated import phase_rates
 from benchmarks.disagg_vs_colocated.ideal import simulate
 from benchmarks.disagg_vs_colocated.phases import PhaseTimes
 from benchmarks.disagg_vs_colocated.results import Results, as_rows, from_rows
-from benchmarks.disagg_vs_colocated.settings import AGING_S, MAX_NUM_SEQS, SLOS, TARGET, Sizes, System, Wanted
+from benchmarks.disagg_vs_colocated.settings import AGING_S, MAX_NUM_SEQS, SLOS, TARGET, System, Wanted
 from benchmarks.disagg_vs_colocated.shown import Shown
 from benchmarks.disagg_vs_colocated.systems import Open
 from benchmarks.disagg_vs_colocated.trace_load import TraceLoad
@@ -24,33 +25,47 @@ from router.queue_order import QueuePolicy
 
 _RATES_KEY = "goodput/rates"
 _VOCAB_SIZE = 16  # the ideal reads no tokens
+# Of the requests that one core can prefill in a second, one after the other.
+_GRID = tuple(0.04 * step for step in range(1, 40))
+_OF_CAPACITY = (0.2, 0.4, 0.6, 0.8, 1.0, 1.3)
+# Of the ideal's goodput.
+_OF_LOOSE = (0.4, 0.6, 0.8, 1.0, 1.25, 1.6)
+_TWO_OF_TIGHT, _FOUR_OF_LOOSE = (0.8, 1.05), (0.6, 0.85, 1.1, 1.5)
 
 
 def key(system: System, order: QueueOrder, seed: int, rate: float) -> str:
     return f"goodput/{system.value}-{order.value}/{seed}/{rate:g}"
 
 
-def keys(system: System, order: QueueOrder, wanted: Wanted, rates: tuple[float, ...]) -> list[str]:
-    return [key(system, order, seed, rate) for seed in wanted.seeds for rate in rates]
-
-
 def chosen_rates(results: Results, wanted: Wanted, load: TraceLoad) -> tuple[float, ...]:
-    """As told; else such that one core's prefill would be busy for some shares of the time. Kept in the file:
-    one point more at another time is comparable.
+    """As told; else around the ideal's goodput on this machine. Kept in the file: what is measured at another
+    time is measured at the same.
     """
     if wanted.rates is not None:
         return wanted.rates
     if _RATES_KEY not in results:
-        results.put(_RATES_KEY, _rates_by_prefill(results, wanted.sizes, load))
+        times = phase_rates.phase_times(results, phase_rates.BESIDE)
+        if times is None:
+            raise ValueError("the phases come first")
+        rates = rates_around_ideal(times, load)
+        results.put(_RATES_KEY, rates[:: len(rates) // wanted.sizes.num_rates])
     return tuple(cast("list[float]", results.get(_RATES_KEY)))
 
 
-def _rates_by_prefill(results: Results, sizes: Sizes, load: TraceLoad) -> list[float]:
-    times = phase_rates.phase_times(results, phase_rates.ALONE)
-    if times is None:
-        raise ValueError("the phases come first")
+def rates_around_ideal(times: PhaseTimes, load: TraceLoad) -> list[float]:
+    """Six: some below what the ideal carries within the first (the tightest) and the second objective, for
+    those that carry less, and some above.
+    """
     a_second = len(load.lengths) / sum(times.prefill_s(length) for length in load.lengths)
-    return [float(f"{share * a_second:.2g}") for share in sizes.rate_shares]
+    grid = tuple(share * a_second for share in _GRID)
+    tight, loose = (ideal(times, QueueOrder.SHORTEST, load, grid, slo).rate for slo in SLOS[:2])
+    if loose is None:
+        rates = [share * a_second for share in _OF_CAPACITY]
+    elif tight is None:
+        rates = [share * loose for share in _OF_LOOSE]
+    else:
+        rates = [*(share * tight for share in _TWO_OF_TIGHT), *(share * loose for share in _FOUR_OF_LOOSE)]
+    return sorted(float(f"{rate:.2g}") for rate in rates)
 
 
 async def measure(
@@ -58,23 +73,23 @@ async def measure(
     system: System,
     order: QueueOrder,
     open_client: Open,
-    wanted: Wanted,
+    seed: int,
+    rates: Sequence[float],
     load: TraceLoad,
     shown: Shown,
 ) -> None:
-    """Every point that the file lacks."""
+    """Every point of one seed that the file lacks."""
     async with open_client() as client:
         vocab_size = (await client.served()).vocab_size or DEFAULT_VOCAB_SIZE
-        for seed in wanted.seeds:
-            for rate in chosen_rates(results, wanted, load):
-                name = key(system, order, seed, rate)
-                if name in results:
-                    shown.skip()
-                    continue
-                workload = load.at(rate, vocab_size, seed=1000 * seed + round(100 * rate))
-                records = await run(workload, client, shown.begin(name, len(workload.requests)))
-                results.put(name, as_rows(records))
-                shown.done(f"{name}: {_told(records)}")
+        for rate in rates:
+            name = key(system, order, seed, rate)
+            if name in results:
+                shown.skip()
+                continue
+            workload = load.at(rate, vocab_size, seed=1000 * seed + round(100 * rate))
+            records = await run(workload, client, shown.begin(name, len(workload.requests)))
+            results.put(name, as_rows(records))
+            shown.done(f"{name}: {_told(records)}")
 
 
 def _told(records: list[RequestRecord]) -> str:

@@ -151,7 +151,18 @@ def _goodput(results: Results, wanted: Wanted, load: TraceLoad) -> Iterator[str]
         name = f"ideal 1P1D, {order.value}, phases measured {condition}"
         rows.append((name, *(_rate(each) for each in found)))
     yield from table(("", *map(str, SLOS)), rows)
+    yield from _limits(results, load)
     yield from _shares(results, wanted, load, rates)
+
+
+def _limits(results: Results, load: TraceLoad) -> Iterator[str]:
+    """What no system with one core for a prompt can meet, at however low a rate."""
+    times = phase_rates.phase_times(results, phase_rates.ALONE)
+    for ttft_ms in sorted({slo.ttft_ms for slo in SLOS if slo.ttft_ms is not None} if times else ()):
+        late = [length for length in load.lengths if times and 1e3 * times.prefill_s(length) > ttft_ms]
+        share = 100 * len(late) / len(load.lengths)
+        yield f"{share:.0f} % of the prompts take one core more than {ttft_ms:g} ms alone."
+    yield ""
 
 
 def ideals(

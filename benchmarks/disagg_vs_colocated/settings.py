@@ -62,8 +62,7 @@ class Sizes:
     )  # fmt: skip
     num_steps: int = 40
     rate_rounds: int = 3
-    # Of the requests that one core could prefill in a second, one after the other.
-    rate_shares: tuple[float, ...] = (0.25, 0.45, 0.65, 0.85, 1.05, 1.3)
+    num_rates: int = 6
 
 
 FULL = Sizes("full")
@@ -85,7 +84,7 @@ QUICK = Sizes(
     steps=((1, 64), (1, 512), (8, 64), (8, 512)),
     num_steps=16,
     rate_rounds=1,
-    rate_shares=(0.65, 1.3),
+    num_rates=2,
 )
 
 
@@ -96,7 +95,7 @@ class Wanted:
     systems: tuple[System, ...]
     orders: tuple[QueueOrder, ...]
     seeds: tuple[int, ...]
-    rates: tuple[float, ...] | None  # requests a second; None: by the measured prefill
+    rates: tuple[float, ...] | None  # requests a second; None: around the ideal's goodput
     trace: Path | None  # None: one is drawn that is like Azure's
     cores: tuple[int, ...]
     vllm_python: Path | None

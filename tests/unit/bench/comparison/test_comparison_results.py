@@ -8,14 +8,18 @@ from pathlib import Path
 import pytest
 
 from benchmarks.disagg_vs_colocated import goodput, interference, phase_rates, unloaded
-from benchmarks.disagg_vs_colocated.__main__ import main
+from benchmarks.disagg_vs_colocated.__main__ import _parser, _wanted, main
+from benchmarks.disagg_vs_colocated.comparing import _num_points, _points, _visits
+from benchmarks.disagg_vs_colocated.phases import PhaseTimes, PrefillTime, StepTime
 from benchmarks.disagg_vs_colocated.results import Results, as_rows, from_rows
 from benchmarks.disagg_vs_colocated.round_robin import RoundRobin
-from benchmarks.disagg_vs_colocated.settings import QUICK, System
+from benchmarks.disagg_vs_colocated.settings import QUICK, SLOS, System
 from benchmarks.disagg_vs_colocated.stream_figures import gaps_within, loaded_figures
+from benchmarks.disagg_vs_colocated.trace_load import TraceLoad
 from pdserve.bench.errors import BenchError
 from pdserve.bench.serve.client import Answer, Served
 from pdserve.bench.serve.records import Failure
+from pdserve.bench.serve.sweep import Crossing
 from pdserve.bench.serve.workload import PlannedRequest
 from router.config import QueueOrder
 from tests.unit.bench.serve.made import record
@@ -117,6 +121,38 @@ def fill(results: Results) -> None:
             is_good = system is System.DISAGGREGATED
             results.put(goodput.key(system, order, 0, 1.0), good if is_good else late)
             results.put(goodput.key(system, order, 0, 2.0), late)
+
+
+def test_rates_lie_around_what_the_ideal_carries_or_what_the_core_can_do() -> None:
+    wanted = _wanted(_parser().parse_args(["--cores", "0,1"]))
+    load = TraceLoad(wanted)
+    steps = [StepTime(batch, context, 0.01) for batch in (1, 8) for context in (64, 512)]
+
+    def around(seconds_a_token: float) -> tuple[list[float], Crossing]:
+        prefills = [PrefillTime(length, length * seconds_a_token) for length in (100, 1000)]
+        times = PhaseTimes(prefills, steps)
+        rates = goodput.rates_around_ideal(times, load)
+        assert len(set(rates)) == 6
+        grid = tuple(each / 10 for each in range(1, 100))
+        return rates, goodput.ideal(times, QueueOrder.SHORTEST, load, grid, SLOS[1])
+
+    rates, found = around(0.0003)
+    assert found.rate is not None
+    assert rates[0] < found.rate < rates[-1]
+    # No rate is low enough here, and the core can prefill one request in 20 s.
+    rates, found = around(0.02)
+    assert found.rate is None
+    assert 0 < rates[0] < rates[-1] < 0.1
+
+
+def test_every_system_is_visited_once_for_each_seed_and_measured_unloaded_once() -> None:
+    wanted = _wanted(_parser().parse_args(["--cores", "0,1", "--rates", "1,2"]))
+    visits = _visits(wanted)
+    assert len(visits) == 2 * 2 * 2
+    points = [point for visit in visits for point in _points(visit, wanted.sizes, wanted.rates or ())]
+    assert len(points) == len(set(points)) == _num_points(wanted) - len(phase_rates.CONDITIONS)
+    assert sum(point.startswith("goodput/") for point in points) == 2 * len(visits)
+    assert [visit.seed for visit in visits] == [0] * 4 + [1] * 4
 
 
 def test_the_report_is_made_of_the_file_alone(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
