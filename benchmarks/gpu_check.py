@@ -33,8 +33,9 @@ from engine.loading import LoadedModel, load_model
 from engine.request import SequenceRequest
 from engine.sampling import SamplingParams, StopConditions
 from engine.weights import resolve_model
-from pdserve.bench.limits import decode_work, read_shape
+from pdserve.bench.limits import read_shape
 from pdserve.bench.ours import OurEngine
+from pdserve.bench.work import decode_work
 from tests.serving import serving
 
 LENGTHS = (1, 15, 16, 17, 127, 128, 129, 500)

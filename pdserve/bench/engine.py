@@ -15,13 +15,14 @@ from engine.engine import Engine
 from engine.errors import EngineError
 from engine.threads import use_threads
 from pdserve.bench.errors import BenchError
-from pdserve.bench.limits import Rates, read_shape
+from pdserve.bench.limits import read_shape
 from pdserve.bench.machine import Machine, pin
 from pdserve.bench.measure import Bench, RowResult, measure_row
 from pdserve.bench.ours import OurEngine, engine_config
 from pdserve.bench.rows import Plan, Row
 from pdserve.bench.speculation import SpeculationResult, measure_speculation
 from pdserve.bench.vllm_process import VllmProcess, VllmSettings, running_vllm
+from pdserve.bench.work import Rates
 
 
 @dataclass(frozen=True, slots=True)

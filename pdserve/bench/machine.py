@@ -18,7 +18,7 @@ from engine.huge_pages import allocate_huge
 from engine.layout import DTYPES
 from engine.native.build import build_library
 from pdserve.bench.errors import BenchError
-from pdserve.bench.limits import Rates
+from pdserve.bench.work import Rates
 
 log = logging.getLogger(__name__)
 

@@ -7,9 +7,10 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from statistics import median
 
-from pdserve.bench.limits import ModelShape, Rates, is_memory_bound, limit_s, row_work
+from pdserve.bench.limits import row_work
 from pdserve.bench.rows import Phase, Plan, Row
 from pdserve.bench.subject import Subject, Timed
+from pdserve.bench.work import ModelShape, Rates, is_memory_bound, limit_s
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,7 +9,9 @@ import pytest
 
 from engine.config import ModelConfig
 from engine.loading import load_model
-from pdserve.bench.limits import (
+from pdserve.bench.limits import read_shape, row_work
+from pdserve.bench.rows import ROWS, Phase, Plan, Row, parse_rows
+from pdserve.bench.work import (
     ModelShape,
     Rates,
     Work,
@@ -17,10 +19,7 @@ from pdserve.bench.limits import (
     is_memory_bound,
     limit_s,
     prefill_work,
-    read_shape,
-    row_work,
 )
-from pdserve.bench.rows import ROWS, Phase, Plan, Row, parse_rows
 from tests.models import tiny_model
 
 # Ten weights in the layers, four in the head; a cell of K and V is 2·1·3·2 bytes.

@@ -9,11 +9,11 @@ import pytest
 from engine.config import ModelConfig
 from engine.engine import Engine
 from engine.loading import LoadedModel, load_model
-from pdserve.bench.limits import ModelShape, Rates
 from pdserve.bench.measure import Bench, RowResult, measure_row
 from pdserve.bench.ours import OurEngine, engine_config
 from pdserve.bench.rows import Phase, Plan, Row
 from pdserve.bench.subject import Timed
+from pdserve.bench.work import ModelShape, Rates
 from tests.models import tiny_model
 
 SHAPE = ModelShape(10, 4, 2, 1, 3, (None,), 2)
