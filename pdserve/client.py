@@ -7,7 +7,7 @@ pdserve.v1.errors, whichever side it comes from.
 from __future__ import annotations
 
 import re
-from collections.abc import AsyncGenerator, Awaitable, Callable
+from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping
 from types import TracebackType
 from typing import TypeVar
 
@@ -125,22 +125,35 @@ class Client:
         await self._channel.close(None)
 
     async def generate(
-        self, prompt: Prompt, *, timeout: float | None = None, **options: Unpack[GenerateOptions]
+        self,
+        prompt: Prompt,
+        *,
+        timeout: float | None = None,
+        metadata: Mapping[str, str] | None = None,
+        **options: Unpack[GenerateOptions],
     ) -> Generation:
         """The whole answer. `prompt` is a text, token ids, or a chat's messages; `options` are those of
         `GenerateOptions`. `timeout` (seconds) is the request's time limit, the server's default if None.
+        `metadata` goes along with the call: `traceparent`, as OpenTelemetry's `inject` fills it in.
         """
         request = build_request(prompt, options)
-        return generation_of(await _answer(self._generation.Generate, request, timeout))
+        return generation_of(await _answer(self._generation.Generate, request, timeout, metadata))
 
     async def generate_stream(
-        self, prompt: Prompt, *, timeout: float | None = None, **options: Unpack[GenerateOptions]
+        self,
+        prompt: Prompt,
+        *,
+        timeout: float | None = None,
+        metadata: Mapping[str, str] | None = None,
+        **options: Unpack[GenerateOptions],
     ) -> AsyncGenerator[Event, None]:
         """For each of the n sequences: one Started, any number of Deltas, one Finished.
 
         Closing the iterator (`aclose`, or `contextlib.aclosing` around it) cancels the request.
         """
-        call = self._generation.GenerateStream(build_request(prompt, options), timeout=time_limit(timeout))
+        call = self._generation.GenerateStream(
+            build_request(prompt, options), timeout=time_limit(timeout), metadata=_entries(metadata)
+        )
         try:
             async for message in call:
                 yield event_of(message)
@@ -178,11 +191,20 @@ class Client:
         return cluster_of(await _answer(self._admin.DrainWorker, request, timeout))
 
 
-async def _answer(call: Callable[..., Awaitable[T]], request: Message, timeout: float | None) -> T:
+async def _answer(
+    call: Callable[..., Awaitable[T]],
+    request: Message,
+    timeout: float | None,
+    metadata: Mapping[str, str] | None = None,
+) -> T:
     try:
-        return await call(request, timeout=time_limit(timeout))
+        return await call(request, timeout=time_limit(timeout), metadata=_entries(metadata))
     except grpc.aio.AioRpcError as error:
         raise _typed(error, timeout) from error
+
+
+def _entries(metadata: Mapping[str, str] | None) -> tuple[tuple[str, str], ...]:
+    return tuple((metadata or {}).items())
 
 
 def _typed(error: grpc.aio.AioRpcError, timeout: float | None) -> PdserveError:

@@ -20,6 +20,8 @@ from engine.loading import LoadedModel
 from engine.loop import EngineLoop
 from kv_transfer.shared_pool import PoolMemory
 from kv_transfer.transport.memory import MemoryEndpoint, MemoryTransport
+from observability.config import ObservabilityConfig
+from observability.tracing import Service, make_tracer
 from pdserve.client import Client
 from pdserve.v1 import cluster_pb2
 from prefill_worker.config import PrefillConfig
@@ -90,6 +92,7 @@ async def serving(
     router: dict[str, object] | None = None,
     models: Mapping[Role, LoadedModel] | None = None,
     blocks: Mapping[Role, int] | None = None,
+    observability: ObservabilityConfig = ObservabilityConfig(),  # noqa: B008 - it is frozen
     **engine: object,
 ) -> AsyncIterator[Serving]:
     """One worker for each role named, then a router; at the end everything must be given back.
@@ -110,18 +113,23 @@ async def serving(
             loop.start()
             stack.callback(loop.stop)
             name = f"{role.value}-{index}"
+            tracer = make_tracer(observability.traces, Service(role.value, "test", name))
             if role is Role.PREFILL:
                 transports = (memory, *make_transports(loop.engine.pool, 5.0))
                 # Tiny models have little KV: without this none would be shipped by layers.
                 settings = prefill_config or PrefillConfig(min_group_bytes=1)
-                worker: Worker = PrefillWorker(name, loop, config=settings, transports=transports)
+                worker: Worker = PrefillWorker(
+                    name, loop, config=settings, transports=transports, tracer=tracer
+                )
             else:
                 endpoint = (
                     partial(MemoryEndpoint, memory, name)
                     if transport == "memory"
                     else partial(make_endpoint, Configured(transport), loop.engine.pool, shared, "127.0.0.1")
                 )
-                worker = DecodeWorker(name, loop, role=role, config=decode_config, endpoint=endpoint)
+                worker = DecodeWorker(
+                    name, loop, role=role, config=decode_config, endpoint=endpoint, tracer=tracer
+                )
             await worker.start()
             stack.push_async_callback(worker.stop)
             workers.append(worker)
@@ -133,6 +141,7 @@ async def serving(
             "model": "tiny",
             "model_dir": folder,
             "control": control.address,
+            "observability": observability,
         }
         config = RouterConfig.model_validate(fields | (router or {}))
         server = await stack.enter_async_context(RouterServer(Router(config)))
