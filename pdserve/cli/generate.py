@@ -12,8 +12,9 @@ from typing import Annotated
 
 import typer
 
-from pdserve.cli.answer import Answer, as_object, show_logprobs, timings_table
+from pdserve.cli.answer import Answer, as_object, show_logprobs
 from pdserve.cli.console import err, out, write
+from pdserve.cli.explain import ask_facts, explanation
 from pdserve.cli.target import Address, Name, router_address
 from pdserve.client import ChatMessage, Client, Delta, GenerateOptions, Prompt, Started
 
@@ -56,7 +57,7 @@ Timeout = Annotated[
 ]
 Explain = Annotated[
     bool,
-    typer.Option("--explain", metavar="", help="Show which worker did what, and how long each step took."),
+    typer.Option("--explain", metavar="", help="Show who did what, how long it took, and what it cost."),
 ]
 AsJson = Annotated[bool, typer.Option("--json", metavar="", help="One JSON object at the end, for programs.")]
 
@@ -125,7 +126,7 @@ def generate(
     if logprobs is not None and not as_json:
         show_logprobs(answers)
     if explain:
-        (err if as_json else out).print(timings_table(answers))
+        (err if as_json else out).print(explanation(answers, asyncio.run(ask_facts(at))))
 
 
 def _prompt(text: str | None, chat: bool, token_ids: str | None) -> Prompt:

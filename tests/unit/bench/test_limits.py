@@ -54,6 +54,13 @@ def test_a_prefill_is_all_its_tokens_and_the_logits_of_one(
     assert work.num_bytes == 2 * (10 + 4) + cells * 12
 
 
+def test_what_is_cached_of_a_prompt_is_read_and_not_computed() -> None:
+    whole, rest = prefill_work(SHAPE, 7), prefill_work(SHAPE, 7, 4)
+    first = prefill_work(SHAPE, 4)
+    assert rest.operations == whole.operations - first.operations + 2 * 4
+    assert rest.num_bytes == whole.num_bytes
+
+
 @pytest.mark.parametrize(
     ("batch", "context", "windows", "attended"),
     [
