@@ -15,7 +15,7 @@ from cluster.config_file import ConfigError
 from cluster.errors import ClusterError
 from pdserve import __version__
 from pdserve.bench.errors import BenchError
-from pdserve.cli import bench, check, demo, down, drain, generate, scale, status, up
+from pdserve.cli import bench, check, demo, down, drain, generate, scale, status, top, up
 from pdserve.cli.console import error_line, out
 from pdserve.v1.errors import PdserveError
 
@@ -32,6 +32,7 @@ The way around:
     pdserve up cluster_configs/local-cpu.yaml
     pdserve generate --chat "{demo.QUESTION}"
     pdserve status
+    pdserve top
     pdserve scale prefill=2 decode=2
     pdserve down
 
@@ -53,6 +54,7 @@ def _options(
 app.command("check")(check.check)
 app.command("up")(up.up)
 app.command("status")(status.status)
+app.command("top")(top.top)
 app.command("generate")(generate.generate)
 app.command("scale")(scale.scale)
 app.command("drain")(drain.drain)

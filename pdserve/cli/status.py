@@ -109,7 +109,7 @@ def _worker_object(worker: Worker, names: dict[str, str]) -> dict[str, object]:
     }
 
 
-_STYLES = {"READY": "green", "STARTING": "yellow", "DRAINING": "yellow", "UNHEALTHY": "red", "DEAD": "red"}
+STYLES = {"READY": "green", "STARTING": "yellow", "DRAINING": "yellow", "UNHEALTHY": "red", "DEAD": "red"}
 
 
 def show(cluster: Cluster) -> None:
@@ -225,7 +225,7 @@ def _num_ready(pool: Pool) -> int:
 def _row(worker: Worker, shows_node: bool, shows_drafts: bool) -> list[str]:
     """Without numbers where there are none yet, or only those of a process that is gone."""
     load, counters = worker.load, worker.counters
-    style = _STYLES.get(worker.state.name, "dim")
+    style = STYLES.get(worker.state.name, "dim")
     who = [worker.id, f"[{style}]{worker.state.name}[/]", *((worker.node,) if shows_node else ())]
     if worker.state in (WorkerState.STOPPED, WorkerState.DEAD):
         return who
