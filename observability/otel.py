@@ -1,6 +1,6 @@
 """The one module that imports OpenTelemetry: spans by its SDK, sent in batches on a thread of its own.
 
-What the SDK reads from the environment (OTEL_EXPORTER_OTLP_HEADERS, certificates, batch sizes) counts too.
+What the SDK reads from the environment (OTEL_EXPORTER_OTLP_HEADERS, certificates, queue sizes) counts too.
 """
 
 from __future__ import annotations
@@ -22,6 +22,8 @@ from observability.tracing import Attributes, Service, Span
 
 # A collector that does not answer must not hold up a process that ends.
 _CLOSE_TIMEOUT_S = 3.0
+# The SDK's own default is five seconds, all of which a process that is killed would lose.
+_BATCH_MS = 1000
 _HTTP_PATH = "/v1/traces"
 
 
@@ -49,7 +51,7 @@ class OtelTracer:
         )
         sampler = ParentBased(TraceIdRatioBased(sample_ratio))
         self._provider = TracerProvider(sampler=sampler, resource=resource, shutdown_on_exit=False)
-        self._provider.add_span_processor(BatchSpanProcessor(exporter))
+        self._provider.add_span_processor(BatchSpanProcessor(exporter, schedule_delay_millis=_BATCH_MS))
         self._tracer = self._provider.get_tracer("pdserve")
 
     def span(
