@@ -31,12 +31,11 @@ class TextFormatter(logging.Formatter):
         super().__init__("%(asctime)s %(levelname)s %(name)s pid=%(process)d %(message)s")
 
     def formatMessage(self, record: logging.LogRecord) -> str:
-        line = super().formatMessage(record)
-        for name, value in record.__dict__.items():
-            # With an underscore: what libraries keep in records for themselves.
-            if name not in _NOT_FIELDS and not name.startswith("_"):
-                line += f" {name}={_quoted(str(value))}"
-        return line
+        values = record.__dict__
+        # With an underscore: what libraries keep in records for themselves.
+        names = [name for name in values if name not in _NOT_FIELDS and not name.startswith("_")]
+        told = [f" {name}={_quoted(str(values[name]))}" for name in names]
+        return super().formatMessage(record) + "".join(told)
 
 
 def _quoted(value: str) -> str:
