@@ -28,7 +28,8 @@ class SteadySteps:
     def __init__(self, show: Callable[[str, str], None], patience_s: float = PATIENCE_S) -> None:
         self._show = show
         self._patience_s = patience_s
-        self._lock = threading.Lock()
+        # A signal's handler may tell something in the middle of a `tell` of its own thread.
+        self._lock = threading.RLock()
         self._held: dict[str, threading.Timer] = {}
 
     def tell(self, what: str, how: str) -> None:

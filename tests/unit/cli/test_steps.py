@@ -64,6 +64,19 @@ def test_only_the_newest_waiting_of_each_is_held(patient: SteadySteps, shown: Sh
     assert len(patient._held) == 1
 
 
+def test_a_step_may_be_told_while_one_is_shown() -> None:
+    lines: list[str] = []
+
+    def show(what: str, how: str) -> None:
+        lines.append(how)
+        if how == "first":
+            steps.tell(what, "a signal came")
+
+    steps = SteadySteps(show)
+    steps.tell("cluster", "first")
+    assert lines == ["first", "a signal came"]
+
+
 def test_nothing_is_shown_behind_the_end(shown: Shown) -> None:
     steps = SteadySteps(shown, patience_s=0.05)
     steps.tell("decode-0", PLACED)
