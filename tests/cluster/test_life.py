@@ -8,6 +8,7 @@ from __future__ import annotations
 import asyncio
 import json
 import os
+import re
 import signal
 import time
 from collections.abc import Awaitable, Callable, Iterator
@@ -133,6 +134,19 @@ def test_metrics_of_every_process_are_at_the_routers_one_address(running: Runnin
         "pdserve_time_to_first_token_seconds_count"
     )
     assert seen.value("pdserve_request_failures_total") == 0
+
+
+def test_the_log_files_follow_a_request_and_have_none_of_its_words(running: Running) -> None:
+    assert "Paris" in running.commands.succeed("generate", "--chat", QUESTION)
+    folder = running.commands.home / "pdserve" / "life" / "logs"
+    logs = {path.stem: path.read_text() for path in folder.glob("*.log")}
+    ids = re.search(r"PREFILL_BEGIN (request_id=\w+ transfer_id=\w+) ", logs["router"])
+    assert ids is not None
+    for worker, moment in (("prefill-0", "TRANSFER_END"), ("decode-0", "FINISHED")):
+        assert f"{moment} {ids.group(1)} epoch=1 worker={worker} " in logs[worker]
+    for text in logs.values():
+        assert QUESTION not in text
+        assert "Paris" not in text
 
 
 def test_a_second_up_of_the_name_and_of_the_port_are_refused(running: Running) -> None:
