@@ -96,7 +96,7 @@ def answer(of: Finished) -> Answer:
         (Rates(1e10, 1e9), "of this machine's 10 GFLOP/s, bound by arithmetic"),
         (
             Rates(1e8, 1e9),
-            "all that this machine does, bound by arithmetic (busy with other work now, it did 0",
+            "all that this machine does, bound by arithmetic (measured just now: 0",
         ),
         (None, "GFLOP/s"),
     ],
