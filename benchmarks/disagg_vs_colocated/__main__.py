@@ -17,7 +17,8 @@ import argparse
 import os
 import signal
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from dataclasses import asdict
 from enum import Enum
 from pathlib import Path
 from types import FrameType
@@ -25,6 +26,7 @@ from typing import TypeVar
 
 from benchmarks.disagg_vs_colocated import report
 from benchmarks.disagg_vs_colocated.comparing import compare
+from benchmarks.disagg_vs_colocated.machine import note_run
 from benchmarks.disagg_vs_colocated.plotted import plot
 from benchmarks.disagg_vs_colocated.results import Results
 from benchmarks.disagg_vs_colocated.settings import FULL, QUICK, Part, System, Wanted
@@ -57,16 +59,22 @@ def main(arguments: list[str] | None = None) -> int:
 def _run(options: argparse.Namespace) -> None:
     wanted = _wanted(options)
     load = TraceLoad(wanted)
-    results = Results(options.output, {"sizes": wanted.sizes.name, "trace": load.name})
+    results = Results(options.output, setting(wanted, load))
     if options.plot is not None:
         check_can_plot(options.plot)
     if not options.report:
         if (busy := os.getloadavg()[0]) > _QUIET_LOAD:
             print(f"warning: this machine is not quiet: {busy:.1f} processes want a core", file=sys.stderr)
+        note_run(results, busy)
         compare(results, wanted, load)
     print("\n".join(report.lines(results, wanted, load)))
     if options.plot is not None:
         plot(results, wanted, load, options.plot)
+
+
+def setting(wanted: Wanted, load: TraceLoad) -> Mapping[str, object]:
+    """What all points of one file have in common."""
+    return {**asdict(wanted.sizes), "trace": load.name}
 
 
 def _wanted(options: argparse.Namespace) -> Wanted:

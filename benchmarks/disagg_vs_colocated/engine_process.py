@@ -12,7 +12,7 @@ import os
 import random
 import select
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass
 
 from engine.config import EngineConfig, ModelConfig
@@ -69,19 +69,25 @@ class _Worker:
         self._engine.end()
         return seconds
 
-    def keep_doing(self, order: Order) -> None:
-        """Until a line lies on stdin."""
+    def keep_doing(self, order: Order, tell: Callable[[], None]) -> None:
+        """Until a line lies on stdin. `tell` is called when it has begun."""
         if order.batch == 0:
+            tell()
             while not _is_told():
                 self._engine.prefill(self._prompt(order.num_tokens))
             return
+        self._decode_on(order, tell)
         while not _is_told():
-            self._begin(order)
-            num_left = order.num_steps
-            while num_left > 0 and not _is_told():
-                self._engine.decode(1)
-                num_left -= 1
-            self._engine.end()
+            self._decode_on(order, _nothing)
+
+    def _decode_on(self, order: Order, tell: Callable[[], None]) -> None:
+        self._begin(order)
+        tell()
+        num_left = order.num_steps
+        while num_left > 0 and not _is_told():
+            self._engine.decode(1)
+            num_left -= 1
+        self._engine.end()
 
     def _begin(self, order: Order) -> None:
         prompts = [self._prompt(order.num_tokens) for _ in range(order.batch)]
@@ -89,6 +95,10 @@ class _Worker:
 
     def _prompt(self, num_tokens: int) -> list[int]:
         return [self._rng.randrange(1000, 20000) for _ in range(num_tokens)]
+
+
+def _nothing() -> None:
+    """Who ordered it knows already."""
 
 
 def _is_told() -> bool:
@@ -114,8 +124,7 @@ def main() -> None:
     for line in _lines():
         order = Order(**json.loads(line))
         if order.is_endless:
-            _answer(0.0)
-            worker.keep_doing(order)
+            worker.keep_doing(order, lambda: _answer(0.0))
         else:
             _answer(worker.do(order))
 

@@ -24,9 +24,8 @@ from router.config import QueueOrder
 from router.queue_order import QueuePolicy
 
 _RATES_KEY = "goodput/rates"
-_VOCAB_SIZE = 16  # the ideal reads no tokens
 # Of the requests that one core can prefill in a second, one after the other.
-_GRID = tuple(0.04 * step for step in range(1, 40))
+_GRID = tuple(0.08 * step for step in range(1, 20))
 _OF_CAPACITY = (0.2, 0.4, 0.6, 0.8, 1.0, 1.3)
 # Of the ideal's goodput.
 _OF_LOOSE = (0.4, 0.6, 0.8, 1.0, 1.25, 1.6)
@@ -122,7 +121,6 @@ def ideal(
     policy = QueuePolicy(order, AGING_S)
     points = []
     for rate in rates:
-        requests = load.at(rate, _VOCAB_SIZE, seed=0).requests
-        records = simulate(requests, times, policy, MAX_NUM_SEQS)
+        records = simulate(load.outlined(rate), times, policy, MAX_NUM_SEQS)
         points.append(Point(rate, goodput(records, slo).attainment))
     return crossing(points, TARGET)

@@ -36,19 +36,25 @@ class PhaseTimes:
         self.prefills = tuple(sorted(prefills, key=lambda each: each.num_tokens))
         self.steps = tuple(sorted(steps, key=lambda each: (each.batch, each.context)))
         self._lines = _lines(self.steps)
+        # By batch, as they are asked for: a simulation asks for few of them, many times.
+        self._line_of: dict[int, _StepLine] = {}
+        self._points = [(float(each.num_tokens), each.seconds) for each in self.prefills]
         if len(self.prefills) < 2 or len(self._lines) < 2:
             raise ValueError("two prompt lengths and two batches are the least that has a line")
 
     def prefill_s(self, num_tokens: int) -> float:
         """From a prompt's begin to its first token."""
-        points = [(float(each.num_tokens), each.seconds) for each in self.prefills]
-        return _between(points, num_tokens)
+        return _between(self._points, num_tokens)
 
     def step_s(self, batch: int, num_context_tokens: int) -> float:
         """One token for each of `batch` sequences, which have so many tokens of context together."""
+        line = self._line_of.get(batch) or self._line_of.setdefault(batch, self._line(batch))
+        return line.base + line.slope * num_context_tokens
+
+    def _line(self, batch: int) -> _StepLine:
         base = _between([(line.batch, line.base) for line in self._lines], batch)
         slope = _between([(line.batch, line.slope) for line in self._lines], batch, is_level_beyond=True)
-        return base + slope * num_context_tokens
+        return _StepLine(batch, base, slope)
 
 
 def _lines(steps: Sequence[StepTime]) -> list[_StepLine]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Sequence
 from statistics import median
 
-from benchmarks.disagg_vs_colocated import goodput, interference, phase_rates, unloaded
+from benchmarks.disagg_vs_colocated import goodput, interference, machine, phase_rates, unloaded
 from benchmarks.disagg_vs_colocated.comparing import pairs
 from benchmarks.disagg_vs_colocated.results import Results
 from benchmarks.disagg_vs_colocated.settings import SLOS, TARGET, Part, System, Wanted
@@ -24,6 +24,7 @@ _NONE = "-"
 
 
 def lines(results: Results, wanted: Wanted, load: TraceLoad) -> Iterator[str]:
+    yield from machine.lines(results)
     if Part.UNLOADED in wanted.parts:
         yield from _unloaded(results, wanted)
     if Part.INTERFERENCE in wanted.parts:

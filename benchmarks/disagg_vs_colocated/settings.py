@@ -41,7 +41,6 @@ class System(Enum):
 class Sizes:
     """What a run measures; a rerun of the same file has to be of the same sizes."""
 
-    name: str
     num_warm: int = 6
     unloaded_tokens: tuple[int, ...] = (16, 128, 512, 2048)
     unloaded_answer_tokens: int = 32
@@ -65,9 +64,8 @@ class Sizes:
     num_rates: int = 6
 
 
-FULL = Sizes("full")
+FULL = Sizes()
 QUICK = Sizes(
-    "quick",
     num_warm=2,
     unloaded_tokens=(16, 128),
     unloaded_answer_tokens=8,

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from benchmarks.disagg_vs_colocated import goodput, interference, phase_rates, unloaded
-from benchmarks.disagg_vs_colocated.__main__ import _parser, _wanted, main
+from benchmarks.disagg_vs_colocated.__main__ import _parser, _wanted, main, setting
 from benchmarks.disagg_vs_colocated.comparing import _num_points, _points, _visits
+from benchmarks.disagg_vs_colocated.machine import note_run
 from benchmarks.disagg_vs_colocated.phases import PhaseTimes, PrefillTime, StepTime
 from benchmarks.disagg_vs_colocated.results import Results, as_rows, from_rows
 from benchmarks.disagg_vs_colocated.round_robin import RoundRobin
@@ -133,7 +135,7 @@ def test_rates_lie_around_what_the_ideal_carries_or_what_the_core_can_do() -> No
         times = PhaseTimes(prefills, steps)
         rates = goodput.rates_around_ideal(times, load)
         assert len(set(rates)) == 6
-        grid = tuple(each / 10 for each in range(1, 100))
+        grid = tuple(each / 2 for each in range(1, 12))
         return rates, goodput.ideal(times, QueueOrder.SHORTEST, load, grid, SLOS[1])
 
     rates, found = around(0.0003)
@@ -143,6 +145,12 @@ def test_rates_lie_around_what_the_ideal_carries_or_what_the_core_can_do() -> No
     rates, found = around(0.02)
     assert found.rate is None
     assert 0 < rates[0] < rates[-1] < 0.1
+
+
+def test_the_ideal_is_asked_for_the_same_as_the_systems() -> None:
+    load = TraceLoad(_wanted(_parser().parse_args(["--quick", "--cores", "0,1"])))
+    real, outlined = load.at(0.7, 1000, seed=3).requests, load.outlined(0.7)
+    assert [replace(each, prompt=()) for each in real] == list(outlined)
 
 
 def test_every_system_is_visited_once_for_each_seed_and_measured_unloaded_once() -> None:
@@ -157,11 +165,15 @@ def test_every_system_is_visited_once_for_each_seed_and_measured_unloaded_once()
 
 def test_the_report_is_made_of_the_file_alone(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     file, picture = tmp_path / "r.json", tmp_path / "p.png"
-    fill(Results(file, SETTING))
     arguments = ["--quick", "--report", "--rates", "1,2", "--cores", "0,1", "--output", str(file)]
+    wanted = _wanted(_parser().parse_args(arguments))
+    results = Results(file, setting(wanted, TraceLoad(wanted)))
+    note_run(results, 0.25)
+    fill(results)
     before = file.read_bytes()
     assert main([*arguments, "--parts", "goodput", "--plot", str(picture)]) == 0
     told = capsys.readouterr().out
+    assert "0.2 processes wanted a core when it began" in told
     assert "| 1P1D, shortest | 1.10 | 1.10 | 1.10 |" in told
     assert "| two colocated, fcfs | < 1 | < 1 | < 1 |" in told
     assert "| fcfs / two colocated, fcfs | > 1.10 | > 1.10 | > 1.10 |" in told
