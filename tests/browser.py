@@ -17,6 +17,7 @@ _FLAGS = (
     "--headless=new",
     "--no-sandbox",  # the tests may run as root
     "--disable-gpu",
+    "--hide-scrollbars",
     "--disable-dev-shm-usage",
     "--no-first-run",
     "--no-proxy-server",

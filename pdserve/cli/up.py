@@ -61,9 +61,9 @@ def up(file: File) -> None:
     out.print(f"  pdserve status{name}")
     out.print(f"  pdserve down {launched.name}")
     if launched.http:
-        out.print(f"  metrics: http://{launched.http}/metrics")
+        out.print(f"  look inside: http://{launched.http}/  metrics: http://{launched.http}/metrics")
     else:
-        out.print("  no metrics to scrape: router.http is not set")
+        out.print("  no page, and no metrics to scrape: router.http is not set")
 
 
 def interrupted(number: int, frame: FrameType | None) -> None:

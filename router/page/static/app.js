@@ -156,7 +156,8 @@ function picture(timeline, found, scaleMs, height) {
   const box = (name, span, y, title) => {
     if (!span || span[1] <= span[0]) return;
     const wide = Math.max(1.5, x(span[1]) - x(span[0]));
-    svg.append(shape("rect", { class: name, x: x(span[0]), y, width: wide, height: lane, "data-phase": name },
+    const isOpen = name === "prefill" && found.first === null; // it may wait at the worker still
+    svg.append(shape("rect", { class: isOpen ? `${name} open` : name, x: x(span[0]), y, width: wide, height: lane, "data-phase": name },
       `${title}: ${duration(span[1] - span[0])}`));
   };
   svg.append(shape("line", { class: "base", x1: 0, x2: width, y1: height / 2, y2: height / 2 }));
@@ -177,9 +178,14 @@ function picture(timeline, found, scaleMs, height) {
   return svg;
 }
 
+// The last one: a request that lost its workers has had several.
+function workerAt(timeline, moment) {
+  return (timeline.marks.filter((each) => each.moment === moment && each.worker).pop() || {}).worker;
+}
+
 function workersOf(timeline) {
-  const of = (moment) => (timeline.marks.filter((each) => each.moment === moment && each.worker).pop() || {}).worker;
-  const prefill = of("PREFILL_BEGIN"), decode = of("DECODE_BEGIN") || of("RESERVED");
+  const prefill = workerAt(timeline, "PREFILL_BEGIN");
+  const decode = workerAt(timeline, "DECODE_BEGIN") || workerAt(timeline, "RESERVED");
   return [...new Set([prefill, decode].filter(Boolean))].join(" → ");
 }
 
@@ -188,7 +194,7 @@ const OUTCOMES = { FINISH_REASON_EOS: "ended", FINISH_REASON_STOP: "stopped", FI
 function row(timeline, scaleMs, height) {
   const nowMs = (Date.now() / 1000 + clockLead - timeline.received_time) * 1000;
   const found = phases(timeline, nowMs), isRunning = timeline.outcome === null;
-  const how = isRunning ? (found.prefill ? (found.first === null ? "prefill" : "decoding") : "in the queue")
+  const how = isRunning ? (found.prefill ? (found.first === null ? `at ${workerAt(timeline, "PREFILL_BEGIN")}` : "decoding") : "in the queue")
     : OUTCOMES[timeline.outcome] || timeline.outcome.toLowerCase().replaceAll("_", " ");
   const isFailed = !isRunning && !(timeline.outcome in OUTCOMES);
   const cached = timeline.cached_tokens ? ` (${timeline.cached_tokens} cached)` : "";
@@ -251,9 +257,9 @@ let asking = null; // aborts the prompt that is being answered
 
 function tell(own) {
   const times = own.timings, computed = own.prompt_tokens - own.cached_tokens, told = [];
-  const of = (moment) => (own.marks.filter((each) => each.moment === moment && each.worker).pop() || {}).worker;
+  const of = (moment) => workerAt(own, moment);
   const cached = own.cached_tokens ? ` (${own.cached_tokens} were cached from before)` : "";
-  const rate = times.prefill_ms ? `, ${perSecond((computed / times.prefill_ms) * 1000)} tokens/s` : "";
+  const rate = times.prefill_ms && computed >= 32 ? `, ${perSecond((computed / times.prefill_ms) * 1000)} tokens/s` : "";
   told.push(`${of("PREFILL_BEGIN")} read the ${own.prompt_tokens} tokens of your prompt${cached} in ${duration(times.prefill_ms)}${rate}: all at once.`);
   if (times.transfer_bytes) {
     const hidden = Math.round((100 * times.hidden_bytes) / times.transfer_bytes);
