@@ -52,7 +52,7 @@ WORKER_KEYS = {
         "reservations",
         "rss_bytes",
     ),
-    *("draft_tokens", "accepted_draft_tokens", "transfers", "kv_routes"),
+    *("draft_tokens", "accepted_draft_tokens", "transfers", "kv_routes", "kernels", "speculation"),
 }
 
 
