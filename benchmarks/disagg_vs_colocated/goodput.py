@@ -4,7 +4,7 @@ all objectives, and at what rate that falls through the target.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import cast
 
 from benchmarks.disagg_vs_colocated import phase_rates
@@ -27,6 +27,7 @@ _RATES_KEY = "goodput/rates"
 # Of the requests that one core can prefill in a second, one after the other.
 _GRID = tuple(0.08 * step for step in range(1, 20))
 _OF_CAPACITY = (0.2, 0.4, 0.6, 0.8, 1.0, 1.3)
+_LEAST_TIGHT, _LEAST_LOOSE = 0.2, 0.45
 # Of the ideal's goodput.
 _OF_LOOSE = (0.4, 0.6, 0.8, 1.0, 1.25, 1.6)
 _TWO_OF_TIGHT, _FOUR_OF_LOOSE = (0.8, 1.05), (0.6, 0.85, 1.1, 1.5)
@@ -53,7 +54,8 @@ def chosen_rates(results: Results, wanted: Wanted, load: TraceLoad) -> tuple[flo
 
 def rates_around_ideal(times: PhaseTimes, load: TraceLoad) -> list[float]:
     """Six: some below what the ideal carries within the first (the tightest) and the second objective, for
-    those that carry less, and some above.
+    those that carry less, and some above. A share of what one core can prefill is the least: a point at less
+    takes half an hour and has hardly a queue.
     """
     a_second = len(load.lengths) / sum(times.prefill_s(length) for length in load.lengths)
     grid = tuple(share * a_second for share in _GRID)
@@ -61,10 +63,19 @@ def rates_around_ideal(times: PhaseTimes, load: TraceLoad) -> list[float]:
     if loose is None:
         rates = [share * a_second for share in _OF_CAPACITY]
     elif tight is None:
-        rates = [share * loose for share in _OF_LOOSE]
+        rates = [share * max(loose, _LEAST_LOOSE * a_second) for share in _OF_LOOSE]
     else:
+        tight, loose = max(tight, _LEAST_TIGHT * a_second), max(loose, _LEAST_LOOSE * a_second)
         rates = [*(share * tight for share in _TWO_OF_TIGHT), *(share * loose for share in _FOUR_OF_LOOSE)]
-    return sorted(float(f"{rate:.2g}") for rate in rates)
+    return _apart(rates)
+
+
+def _apart(rates: Iterable[float]) -> list[float]:
+    """In two digits, rising by a tenth at least."""
+    found: list[float] = []
+    for rate in sorted(rates):
+        found.append(float(f"{max(rate, 1.1 * found[-1]) if found else rate:.2g}"))
+    return found
 
 
 async def measure(

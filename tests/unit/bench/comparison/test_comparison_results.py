@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -141,6 +142,7 @@ def test_rates_lie_around_what_the_ideal_carries_or_what_the_core_can_do() -> No
     rates, found = around(0.0003)
     assert found.rate is not None
     assert rates[0] < found.rate < rates[-1]
+    assert all(high / low > 1.05 for low, high in itertools.pairwise(rates))
     # No rate is low enough here, and the core can prefill one request in 20 s.
     rates, found = around(0.02)
     assert found.rate is None
