@@ -238,6 +238,8 @@ function draw() {
 
 function followRequests() {
   const source = new EventSource("/pdserve/requests");
+  // A stream begins with all that is known: what another router told before is over.
+  source.onopen = () => timelines.clear();
   source.onmessage = (message) => {
     const told = JSON.parse(message.data);
     clockLead = told.now - Date.now() / 1000;

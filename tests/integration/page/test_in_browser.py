@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 import pytest_asyncio
 
+from pdserve.v1.errors import Unavailable
 from tests.browser import browsing, find_browser
 from tests.integration.router.harness import Cluster, running, until
 
@@ -83,6 +84,17 @@ async def test_stopping_cancels_and_refusals_are_shown(cluster: Cluster) -> None
         await page.value("document.getElementById('send').click()")
         await page.until("document.getElementById('answer').className === 'failed'")
         assert "max_tokens" in str(await page.value(text_of("answer")))
+
+
+async def test_a_router_that_comes_back_begins_anew(cluster: Cluster) -> None:
+    async with browsing(f"http://{cluster.server.http_address}/") as page:
+        await cluster.client.generate([1], max_tokens=2)
+        await page.until("document.querySelectorAll('#requests .row').length === 1")
+        recent = cluster.router.recent
+        recent._ended.clear()
+        for connection in tuple(cluster.server._http._connections._open):  # type: ignore[union-attr]
+            connection.end(Unavailable("the router stops"))
+        await page.until("document.querySelectorAll('#requests .row').length === 0")
 
 
 async def test_a_controller_that_is_lost_is_said_and_found_again(cluster: Cluster) -> None:
