@@ -12,7 +12,7 @@ from pathlib import Path
 import grpc
 import ray
 from ray import ObjectRef
-from ray._private.services import get_ray_address_from_environment
+from ray._private.services import canonicalize_bootstrap_address
 from ray.exceptions import GetTimeoutError, RayActorError, RayTaskError
 from ray.util import list_named_actors
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
@@ -53,18 +53,23 @@ def connected(address: str) -> Iterator[None]:
 
 
 def _refuse_silence(address: str) -> None:
-    """Where nobody listens, or what listens does not answer, Ray itself would try for many minutes."""
+    """Where nobody listens, or what listens does not answer, Ray itself would try for many minutes.
+
+    So it does where `auto` finds one on loopback alone: it asks at this machine's address on the network.
+    """
+    told = f"Ray at {address} cannot be reached"
     try:
-        found = get_ray_address_from_environment("auto", None) if address == "auto" else address
+        found = canonicalize_bootstrap_address("auto") if address == "auto" else address
         if found is None or ":" not in found:
             return  # no Ray runs here: Ray says so at once
+        told += f" ({found})" if found != address else ""
         socket.create_connection(split_address(found), timeout=_REACH_TIMEOUT_S).close()
         with grpc.insecure_channel(found) as channel:
             grpc.channel_ready_future(channel).result(timeout=_REACH_TIMEOUT_S)
     except OSError as error:
-        raise PartError(f"Ray at {address} cannot be reached: {error.strerror or error}") from error
+        raise PartError(f"{told}: {error.strerror or error}") from error
     except grpc.FutureTimeoutError as error:
-        raise PartError(f"Ray at {address} cannot be reached: it does not answer") from error
+        raise PartError(f"{told}: it does not answer") from error
 
 
 def bind_here(config: ClusterConfig) -> Bind:
