@@ -58,7 +58,12 @@ class OpenAI:
 
     async def completions(self, request: Request) -> Response:
         asked = await read_body(request, CompletionRequest, self._max_body_bytes)
-        call = completion_call(asked, _request_id(request, asked.request_id))
+        call = completion_call(
+            asked,
+            _request_id(request, asked.request_id),
+            self._router.config.max_queued_requests,
+            self._router.max_model_len,
+        )
         return await self._answer(request, call, CompletionShape(call, self._name, self._router.codec))
 
     async def chat(self, request: Request) -> Response:

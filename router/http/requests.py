@@ -14,13 +14,24 @@ from pydantic import BaseModel, ConfigDict, Field
 
 from pdserve.v1 import generation_pb2
 from pdserve.v1.errors import InvalidArgument, Unimplemented
+from router.front.checks import CONTEXT_LENGTH_EXCEEDED
+from router.http.fields import (
+    MAX_PROMPTS,
+    Int32,
+    Items,
+    LogitBias,
+    Messages,
+    Name,
+    Parts,
+    Prompt,
+    RequestId,
+    Seed,
+    StopString,
+    StopStrings,
+    StopTokenIds,
+)
 from router.http.structured import StructuredFields, structured_output
 
-Int32 = Annotated[int, Field(ge=-(2**31), lt=2**31)]
-TokenId = Annotated[int, Field(ge=0, lt=2**32)]
-Prompt = str | list[TokenId] | list[str] | list[list[TokenId]]
-# OpenAI's is signed, ours is not; both fit.
-Seed = Annotated[int, Field(ge=-(2**63), lt=2**64)]
 # What OpenAI gives where a text completion names no limit.
 DEFAULT_COMPLETION_TOKENS = 16
 
@@ -36,7 +47,7 @@ class StreamOptions(BaseModel):
 class SamplingFields(StructuredFields):
     """What both kinds of request have."""
 
-    model: str = ""
+    model: Name = ""
     stream: bool = False
     stream_options: StreamOptions | None = None
     n: Annotated[int, Field(ge=0, lt=2**32)] | None = None
@@ -44,19 +55,19 @@ class SamplingFields(StructuredFields):
     temperature: float | None = None
     top_p: float | None = None
     seed: Seed | None = None
-    stop: str | list[str] | None = None
+    stop: StopString | StopStrings | None = None
     presence_penalty: float | None = None
     frequency_penalty: float | None = None
-    logit_bias: dict[TokenId, float] | None = None
+    logit_bias: LogitBias | None = None
 
     # vLLM's extensions.
-    request_id: str = ""
+    request_id: RequestId = ""
     top_k: Int32 | None = None
     min_p: float | None = None
     repetition_penalty: float | None = None
     min_tokens: Int32 | None = None
     ignore_eos: bool = False
-    stop_token_ids: list[TokenId] | None = None
+    stop_token_ids: StopTokenIds | None = None
     include_stop_str_in_output: bool = False
     return_token_ids: bool | None = None
     return_tokens_as_token_ids: bool | None = None
@@ -66,8 +77,8 @@ class SamplingFields(StructuredFields):
     skip_special_tokens: bool = True
     use_beam_search: bool = False
     truncate_prompt_tokens: int | None = None
-    bad_words: list[str] | None = None
-    allowed_token_ids: list[int] | None = None
+    bad_words: Items[str] | None = None
+    allowed_token_ids: Items[int] | None = None
 
 
 class CompletionRequest(SamplingFields):
@@ -92,12 +103,12 @@ class ChatMessage(BaseModel):
     model_config = ConfigDict(extra="ignore", frozen=True)
 
     role: str
-    content: str | list[ContentPart] | None = None
+    content: str | Parts[ContentPart] | None = None
     tool_calls: object = None
 
 
 class ChatCompletionRequest(SamplingFields):
-    messages: list[ChatMessage]
+    messages: Messages[ChatMessage]
     max_completion_tokens: Int32 | None = None
     logprobs: bool | None = None
     top_logprobs: Annotated[int, Field(ge=0, lt=2**32)] | None = None
@@ -107,7 +118,7 @@ class ChatCompletionRequest(SamplingFields):
     tool_choice: object = None
     functions: list[object] | None = None
     function_call: object = None
-    modalities: list[str] | None = None
+    modalities: Items[str] | None = None
     audio: object = None
     continue_final_message: bool = False
     chat_template: str | None = None
@@ -138,8 +149,12 @@ class Call:
     style: Style
 
 
-def completion_call(asked: CompletionRequest, request_id: str) -> Call:
-    """Raises InvalidArgument or Unimplemented."""
+def completion_call(
+    asked: CompletionRequest, request_id: str, max_prompts: int = MAX_PROMPTS, max_tokens: int | None = None
+) -> Call:
+    """Raises InvalidArgument or Unimplemented. `max_tokens`: the longest prompt in token ids; None: any."""
+    prompts = _prompts(asked.prompt)
+    _check_prompts(prompts, max_prompts, max_tokens)
     _refuse_unserved(asked)
     _refuse("echo", asked.echo)
     _refuse("suffix", bool(asked.suffix))
@@ -147,7 +162,7 @@ def completion_call(asked: CompletionRequest, request_id: str) -> Call:
     _refuse("prompt_embeds", asked.prompt_embeds is not None)
     common = _common(asked, request_id, asked.max_tokens, asked.logprobs)
     messages = []
-    for prompt in _prompts(asked.prompt):
+    for prompt in prompts:
         message = generation_pb2.GenerateRequest()
         message.CopyFrom(common)
         if isinstance(prompt, str):
@@ -187,6 +202,17 @@ def _prompts(prompt: Prompt) -> Sequence[str | list[int]]:
     texts_or_lists = [each for each in prompt if not isinstance(each, int)]
     # A list of numbers is one prompt; so is an empty one, which is refused as such.
     return texts_or_lists or ([each for each in prompt if isinstance(each, int)],)
+
+
+def _check_prompts(prompts: Sequence[str | list[int]], max_prompts: int, max_tokens: int | None) -> None:
+    """Before a message is made for each, with a copy of all that they share."""
+    if len(prompts) > max_prompts:
+        raise InvalidArgument(f"prompt: {len(prompts)} of them at once, at most {max_prompts} are taken")
+    longest = max((len(prompt) for prompt in prompts if not isinstance(prompt, str)), default=0)
+    if max_tokens is not None and longest >= max_tokens:
+        raise InvalidArgument(
+            f"prompt: {longest} tokens leave no room in {max_tokens}", reason=CONTEXT_LENGTH_EXCEEDED
+        )
 
 
 def _text_of(content: str | list[ContentPart] | None) -> str:

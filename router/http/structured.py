@@ -11,8 +11,10 @@ from pydantic import BaseModel, ConfigDict, Field
 
 from pdserve.v1 import generation_pb2
 from pdserve.v1.errors import InvalidArgument, Unimplemented
+from router.front.checks import MAX_GRAMMAR_BYTES
+from router.http.fields import Choices, GrammarText
 
-Schema = dict[str, object] | str
+Schema = dict[str, object] | GrammarText
 # Translated on the event loop, in up to 30 ms.
 MAX_GBNF_CHARACTERS = 1 << 13
 
@@ -37,9 +39,9 @@ class StructuredOutputs(BaseModel):
     model_config = ConfigDict(extra="ignore", frozen=True)
 
     json_: Annotated[Schema | None, Field(alias="json")] = None
-    regex: str | None = None
-    choice: list[str] | None = None
-    grammar: str | None = None
+    regex: GrammarText | None = None
+    choice: Choices | None = None
+    grammar: GrammarText | None = None
     json_object: bool | None = None
     structural_tag: object = None
 
@@ -51,9 +53,9 @@ class StructuredFields(BaseModel):
     structured_outputs: StructuredOutputs | None = None
     # vLLM's older form.
     guided_json: Schema | None = None
-    guided_regex: str | None = None
-    guided_choice: list[str] | None = None
-    guided_grammar: str | None = None
+    guided_regex: GrammarText | None = None
+    guided_choice: Choices | None = None
+    guided_grammar: GrammarText | None = None
 
 
 def structured_output(asked: StructuredFields) -> generation_pb2.StructuredOutput | None:
@@ -95,10 +97,29 @@ def _of_format(asked: ResponseFormat | None) -> list[generation_pb2.StructuredOu
 def _json(field: str, schema: Schema | None) -> list[generation_pb2.StructuredOutput]:
     if schema is None:
         return []
-    text = schema if isinstance(schema, str) else json.dumps(schema)
+    text = schema if isinstance(schema, str) else _dumped(field, schema)
     if not text:
         raise InvalidArgument(f"{field}: the schema is empty")
     return [generation_pb2.StructuredOutput(json_schema=text)]
+
+
+def _dumped(field: str, schema: dict[str, object]) -> str:
+    """Written in pieces, and given up as soon as it is too large."""
+    pieces: list[str] = []
+    num_characters = 0
+    try:
+        for piece in json.JSONEncoder().iterencode(schema):
+            num_characters += len(piece)
+            if num_characters > MAX_GRAMMAR_BYTES:
+                raise _too_large(field)
+            pieces.append(piece)
+    except RecursionError as error:
+        raise InvalidArgument(f"{field}: is nested too deep") from error
+    return "".join(pieces)
+
+
+def _too_large(field: str) -> InvalidArgument:
+    return InvalidArgument(f"{field}: at most {MAX_GRAMMAR_BYTES} bytes are taken")
 
 
 def _regex(regex: str | None) -> list[generation_pb2.StructuredOutput]:
@@ -131,4 +152,6 @@ def _one_of(field: str, choices: list[str] | None) -> str | None:
         return None
     if not choices:
         raise InvalidArgument(f"{field}: there is nothing to choose from")
+    if sum(map(len, choices)) + len(choices) * len("(?:)|") - 1 > MAX_GRAMMAR_BYTES:
+        raise _too_large(field)
     return "|".join(f"(?:{re.escape(choice)})" for choice in choices)

@@ -125,8 +125,9 @@ async def test_a_bad_request_is_refused_alike_with_and_without_streaming(
 
 async def test_other_media_types_paths_and_methods_are_refused_in_the_same_shape(cluster: Cluster) -> None:
     address = address_of(cluster)
-    plain = await post(address, "/v1/completions", b'{"prompt": "x"}', {"content-type": "text/plain"})
-    assert (plain.status, plain.error["code"]) == (415, "media_type")
+    for kind in ("text/plain", "text/plain,x+json", "multipart/form-data;+json", ""):
+        plain = await post(address, "/v1/completions", b'{"prompt": "x"}', {"content-type": kind})
+        assert (plain.status, plain.error["code"]) == (415, "media_type")
     unknown = await get(address, "/v1/embeddings")
     assert (unknown.status, unknown.error["code"]) == (404, "not_found")
     wrong = await get(address, "/v1/completions")
