@@ -14,6 +14,10 @@ _READ_BYTES = 64 * 1024
 FAREWELL = b""
 
 
+def framed(message: bytes) -> bytes:
+    return len(message).to_bytes(_LENGTH_BYTES, "little") + message
+
+
 class FrameSocket:
     """One thread sends at a time, and one receives. What fails raises OSError."""
 
@@ -31,7 +35,7 @@ class FrameSocket:
 
     def send(self, message: bytes) -> None:
         """Raises BlockingIOError where the peer takes nothing for the timeout."""
-        self._socket.sendall(len(message).to_bytes(_LENGTH_BYTES, "little") + message)
+        self._socket.sendall(framed(message))
 
     def take(self) -> bytes | None:
         """A message that was read whole; None: `fill` first. Raises FrameError for one that is too long."""

@@ -17,14 +17,15 @@ from kv_transfer.send_queue import Due, SenderConfig, SendQueue
 from kv_transfer.transfer import PushTarget, Transfer
 from kv_transfer.transport.base import Connection, Transport
 from kv_transfer.verify import Verify, checksum
-from kv_transfer.ways import WAY_BROKEN, Way, WayUnusable
+from kv_transfer.ways import WAY_BROKEN, Way, WaySilent, WayUnusable
 from pdserve.v1.errors import FailedPrecondition, PdserveError, Unavailable
 
 log = logging.getLogger(__name__)
 
 
 class Outbound:
-    """Thread-safe. `on_end` is called once, from the feeding thread: no further transfer can go here."""
+    """Thread-safe. Both are called from the feeding thread: `on_end` once, when no further transfer can go
+    here; `on_silent` with the name of a transport that is better left out for a while."""
 
     def __init__(
         self,
@@ -34,6 +35,7 @@ class Outbound:
         blocks: BlockStore,
         config: SenderConfig,
         on_end: Callable[[Outbound], None],
+        on_silent: Callable[[str], None],
     ) -> None:
         # Where it goes: the way that was taken, once that is known.
         self.way = ways[0]
@@ -44,6 +46,7 @@ class Outbound:
         self._layout = layout
         self._blocks = blocks
         self._on_end = on_end
+        self._on_silent = on_silent
         self._wake = threading.Condition()
         self._queue = SendQueue(layout, config)
         # The transfer whose blocks the thread is reading right now: its pins stay until the thread is done.
@@ -196,6 +199,8 @@ class Outbound:
                 connection = self._transports[way.transport].connect(way, self)
             except WayUnusable as error:
                 reasons.append(f"{way.transport}: {error}")
+                if isinstance(error, WaySilent):
+                    self._on_silent(way.transport)
             else:
                 self.way = way
                 instead = f" (not by {'; not by '.join(reasons)})" if reasons else ""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Mapping
 from concurrent.futures import Future
+from functools import partial
 
 from kv_transfer.blocks import BlockStore
 from kv_transfer.broken_ways import BrokenWays
@@ -113,7 +114,10 @@ class Sender:
             is_free = idlest is not None and idlest.num_transfers == 0
             if idlest is not None and (is_free or len(channels) >= self._config.num_channels):
                 return idlest
-            made = Outbound(ways, self._transports, self._layout, self._blocks, self._config, self._forget)
+            on_silent = partial(self._avoid, target.instance_id)
+            made = Outbound(
+                ways, self._transports, self._layout, self._blocks, self._config, self._forget, on_silent
+            )
             self._outbounds[peer] = [*all_channels, made]
             return made
 
@@ -126,6 +130,10 @@ class Sender:
         instance_id = target.instance_id
         whole = [way for way in known if not self._broken.is_avoided(instance_id, way.transport)]
         return tuple(whole or known)
+
+    def _avoid(self, instance_id: str, transport: str) -> None:
+        with self._lock:
+            self._broken.add(instance_id, transport)
 
     def _forget(self, ended: Outbound) -> None:
         with self._lock:

@@ -20,3 +20,7 @@ class Way:
 
 class WayUnusable(Exception):
     """These two cannot use this way, and may use another; says why. Nothing was sent by it."""
+
+
+class WaySilent(WayUnusable):
+    """Somebody is there and does not answer in time: it may be better later, and each try costs the wait."""

@@ -25,8 +25,9 @@ sender may have touched is freed only by its Commit or Closed, or by the proven 
 
 *Several ways.* A decode worker offers the ways that it has, the best first. `connect` raises WayUnusable
 where these two processes cannot use one (another host, memory that will not open), and the sender tries the
-next. Where a way breaks later although the peer lives, `on_lost` gets an error whose reason is WAY_BROKEN:
-what was on its way fails, and what comes next goes by another.
+next; one that was silent (WaySilent) is left out for a while. Where a way breaks later although the peer
+lives, `on_lost` gets an error whose reason is WAY_BROKEN: what was on its way fails, and what comes next goes
+by another.
 
 *Bytes apart from frames.* A transport that carries payloads on a way of their own lets each land
 (`FrameSink.land`) where its header belongs. It may make several landings ahead, and accepts no later frame of

@@ -17,17 +17,19 @@ from collections.abc import Sequence
 from kv_transfer.blocks import Cells
 from kv_transfer.codec import FrameError, encode
 from kv_transfer.frame import Header
-from kv_transfer.frame_socket import FAREWELL, FrameSocket
+from kv_transfer.frame_socket import FAREWELL, FrameSocket, framed
 from kv_transfer.layout import KVLayout
 from kv_transfer.peer_process import ForeignPeer, require_same_user
 from kv_transfer.shared_pool import MappedPool, map_pool
 from kv_transfer.transport.base import ConnectionEvents
 from kv_transfer.verify import Verify
-from kv_transfer.ways import Way, WayUnusable
+from kv_transfer.ways import Way, WaySilent, WayUnusable
 from pdserve.v1.errors import PdserveError, Unavailable
 
 # D's first word, which brings the descriptor: how many blocks lie there.
 HELLO = struct.Struct("<I")
+# For D's first word at most: it is on this host, and there are other ways.
+_HELLO_S = 2.0
 # How long `close` waits for a copy that is under way.
 _COPY_S = 5.0
 
@@ -39,7 +41,7 @@ class ShmTransport:
         self, layout: KVLayout, connect_timeout_s: float = 5.0, send_timeout_s: float = 10.0
     ) -> None:
         self._layout = layout
-        self._connect_timeout_s = connect_timeout_s
+        self._connect_timeout_s = min(connect_timeout_s, _HELLO_S)
         self._send_timeout_s = send_timeout_s
 
     def connect(self, way: Way, events: ConnectionEvents) -> ShmConnection:
@@ -50,7 +52,7 @@ class ShmTransport:
             pool = self._open_pool(connected, way.address, way.nonce)
             return ShmConnection(FrameSocket(connected, self._send_timeout_s), pool, events)
         except BaseException:
-            connected.close()
+            _leave(connected)
             raise
 
     def _open_pool(self, connected: socket.socket, path: str, nonce: bytes) -> MappedPool:
@@ -59,9 +61,9 @@ class ShmTransport:
             connected.connect(path)
             require_same_user(connected)
             hello, descriptors, _, _ = socket.recv_fds(connected, HELLO.size, 1)
-        except TimeoutError:
-            told = f"{path} took no KV connection in {self._connect_timeout_s} s"
-            raise Unavailable(told, reason="KV_CONNECT") from None
+        except (TimeoutError, BlockingIOError):  # the latter: too many wait already
+            told = f"{path}: took no KV connection in {self._connect_timeout_s} s"
+            raise WaySilent(told) from None
         except (OSError, ForeignPeer) as error:
             raise WayUnusable(f"{path}: {error}") from error
         try:
@@ -72,6 +74,18 @@ class ShmTransport:
         finally:
             for descriptor in descriptors:
                 os.close(descriptor)
+
+
+def _leave(connected: socket.socket) -> None:
+    """Nothing was written, and nothing will be: D, which may have handed out its memory, need not wait for
+    this process to end."""
+    try:
+        connected.settimeout(0)
+        connected.sendall(framed(FAREWELL))
+    except OSError:
+        pass  # nobody was there, or he is gone
+    finally:
+        connected.close()
 
 
 class ShmConnection:

@@ -20,6 +20,8 @@ from kv_transfer.transport.shm import HELLO, ShmTransport
 from kv_transfer.ways import Way
 
 _SEND_TIMEOUT_S = 10.0
+# After an `accept` that failed: what it lacked (descriptors, memory) does not come back at once.
+_PAUSE_MS = 200
 # Between a killed process's last socket and its end.
 _DEATH_MS = 1000
 log = logging.getLogger(__name__)
@@ -84,14 +86,25 @@ class ShmPushServer:
         os.close(self._stopping)
 
     def _accept_all(self) -> None:
-        poll = select.poll()
-        poll.register(self._listener, select.POLLIN)
-        poll.register(self._stopping, select.POLLIN)
-        while self._stopping not in dict(poll.poll()):
-            connected, _ = self._listener.accept()
+        """Until `stop`, whatever fails meanwhile."""
+        calls, stop = select.poll(), select.poll()
+        calls.register(self._listener, select.POLLIN)
+        for poll in (calls, stop):
+            poll.register(self._stopping, select.POLLIN)
+        is_failing = False
+        while self._stopping not in dict(calls.poll()):
+            try:
+                connected, _ = self._listener.accept()
+            except OSError as error:
+                if not is_failing:
+                    log.error("no KV connection can be taken by shm for now: %s", error)
+                is_failing = True
+                stop.poll(_PAUSE_MS)
+                continue
+            is_failing = False
             try:
                 self._welcome(connected)
-            except (ForeignPeer, OSError) as error:
+            except (ForeignPeer, OSError, RuntimeError) as error:  # the last: no thread to be had
                 log.warning("a process that asked for the pool's memory got none: %s", error)
                 connected.close()
 
@@ -100,12 +113,23 @@ class ShmPushServer:
             if len(self._streams) >= self._max_streams:
                 raise ForeignPeer(f"{len(self._streams)} are connected")
         process = peer_process(connected)
+        try:
+            self._hand_over_to(process, connected)
+        except BaseException:
+            process.close()
+            raise
+
+    def _hand_over_to(self, process: PeerProcess, connected: socket.socket) -> None:
         stream = _Inbound(FrameSocket(connected, _SEND_TIMEOUT_S), process, self._sink, self._stopping, self)
         # Only now, with the process in sight: from here on it can write.
         socket.send_fds(connected, [HELLO.pack(self._num_blocks)], [self._pool.descriptor])
         with self._lock:
             self._streams.add(stream)
-        stream.start()
+        try:
+            stream.start()
+        except RuntimeError:  # nobody will tell it which blocks are reserved: it has none to write
+            self.forget(stream)
+            raise
 
     def forget(self, stream: _Inbound) -> None:
         with self._lock:

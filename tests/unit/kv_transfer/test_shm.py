@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import collections
+import errno
 import logging
 import mmap
 import os
@@ -29,11 +30,12 @@ from kv_transfer.frame_socket import FrameSocket
 from kv_transfer.layout import KVLayout
 from kv_transfer.shared_pool import PoolMemory, SharedPool, map_pool
 from kv_transfer.socket_folder import SocketFolder, remove_left_overs
+from kv_transfer.transport.base import ConnectionEvents
 from kv_transfer.transport.grpc import GrpcPushServer, GrpcTransport
 from kv_transfer.transport.several import SeveralEndpoints
-from kv_transfer.transport.shm import HELLO, ShmTransport
+from kv_transfer.transport.shm import HELLO, ShmConnection, ShmTransport
 from kv_transfer.verify import Verify
-from kv_transfer.ways import Way, WayUnusable
+from kv_transfer.ways import Way, WaySilent, WayUnusable
 from pdserve.v1.errors import Unavailable
 from tests.integrity import wait_until
 from tests.unit.kv_transfer.hand_over import INSTANCE, LAYOUT, WAIT_S, HandOver
@@ -303,9 +305,63 @@ def test_a_way_that_cannot_be_used_says_so(tmp_path: Path, what: str) -> None:
             listener.bind(way.address)
         if what == "hello without memory":
             threading.Thread(target=lambda: listener.accept()[0].sendall(HELLO.pack(3))).start()
-        expected = Unavailable if what == "silent" else WayUnusable
+        expected = WaySilent if what == "silent" else WayUnusable
         with pytest.raises(expected):
             ShmTransport(LAYOUT, connect_timeout_s=0.3).connect(way, Silent())
+
+
+# -- what goes wrong while it is handed out ------------------------------------------------------------
+
+
+def test_a_worker_without_a_descriptor_left_takes_the_next_process_all_the_same(
+    both: HandOver, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    accept = socket.socket.accept
+    failed: list[int] = []
+
+    def fail_twice(listener: socket.socket) -> tuple[socket.socket, object]:
+        if len(failed) < 2:
+            failed.append(errno.EMFILE)
+            raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
+        return accept(listener)
+
+    monkeypatch.setattr(socket.socket, "accept", fail_twice)
+    target = both.reserve("a", (0, 1))
+    both.send_all(target, (0, 1)).done.result(WAIT_S)
+    assert len(failed) == 2
+    assert caplog.text.count("no KV connection can be taken by shm for now") == 1
+    both.table.release(target.key)
+
+
+def num_descriptors() -> int:
+    return len(os.listdir("/proc/self/fd"))
+
+
+def test_a_process_that_left_before_it_got_the_memory_leaves_no_descriptor_behind(
+    both: HandOver, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def refuse(*_: object) -> int:
+        raise BrokenPipeError("it left")
+
+    before = num_descriptors()
+    with monkeypatch.context() as patched:
+        patched.setattr(socket, "send_fds", refuse)
+        for _ in range(5):
+            with pytest.raises(WayUnusable, match="no memory"):
+                ShmTransport(LAYOUT).connect(both.ways[0], Silent())
+    assert caplog.text.count("got none: it left") == 5
+    assert wait_until(lambda: num_descriptors() == before)
+
+
+def test_a_process_that_cannot_use_the_memory_leaves_its_place_to_others(both: HandOver) -> None:
+    before = num_descriptors()
+    way = replace(both.ways[0], nonce=b"x" * 16)
+    for _ in range(3):
+        with pytest.raises(WayUnusable, match="another nonce"):
+            ShmTransport(LAYOUT).connect(way, Silent())
+    # Although this very process, which might write, lives on.
+    assert wait_until(lambda: num_descriptors() == before)
+    assert not any(thread.name == f"kv-from-{os.getpid()}" for thread in threading.enumerate())
 
 
 # -- what is offered and what is taken -----------------------------------------------------------------
@@ -330,6 +386,33 @@ def test_where_the_memory_will_not_open_kv_goes_by_the_next_way(
     server.stop()
     both.table.release(target.key)
     both.table.release(other.key)
+
+
+def test_where_nobody_answers_kv_goes_by_the_next_way_and_the_silent_one_is_left_alone(
+    both: HandOver, tmp_path: Path
+) -> None:
+    tried: list[Way] = []
+
+    class Counted(ShmTransport):
+        def connect(self, way: Way, events: ConnectionEvents) -> ShmConnection:
+            tried.append(way)
+            return super().connect(way, events)
+
+    server = GrpcPushServer(both.receiver, "127.0.0.1", 0, SIZE)
+    server.start()
+    both.sender._transports.update(shm=Counted(LAYOUT, connect_timeout_s=0.3), grpc=GrpcTransport(SIZE))
+    silent = Way("shm", str(tmp_path / "s"), b"n")
+    with socket.socket(socket.AF_UNIX) as listener:
+        listener.bind(silent.address)
+        listener.listen()
+        for name, block in (("a", 0), ("b", 1), ("c", 2)):
+            target = replace(both.reserve(name, (block,)), ways=(silent, *server.ways))
+            both.send_all(target, (block,)).done.result(WAIT_S)
+            both.table.release(target.key)
+    assert len(tried) == 1
+    assert both.sender.counters.copy()["grpc"].num_transfers == 3
+    both.sender.close()
+    server.stop()
 
 
 def test_a_worker_without_memfd_has_a_pool_of_its_own_and_says_why(monkeypatch: pytest.MonkeyPatch) -> None:
