@@ -8,7 +8,7 @@ import re
 from pdserve.v1.errors import InvalidArgument
 
 # Items of lists and of objects: more than a body of ordinary token ids has.
-MAX_VALUES = 1 << 22
+MAX_VALUES = 1 << 21
 # Lists and objects: many prompts, many messages of many parts, and a schema.
 MAX_NESTED = 1 << 17
 _PAUSE_EVERY = 20_000

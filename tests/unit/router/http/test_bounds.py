@@ -87,7 +87,8 @@ def test_as_many_prompts_as_are_taken_are_taken() -> None:
 
 
 @pytest.mark.parametrize(
-    "body", [b"[" + b"[]," * MAX_NESTED + b"1]", b"[" + b"1," * (MAX_VALUES + 1) + b"1]", b"{" * (1 << 18)]
+    "body",
+    [b"[" + b"[]," * MAX_NESTED + b"1]", b"[" + b"1," * (MAX_VALUES + 1) + b"1]", b"{" * (MAX_NESTED + 1)],
 )
 async def test_a_body_of_too_many_parts_is_refused_before_it_is_parsed(body: bytes) -> None:
     with pytest.raises(InvalidArgument, match="too many parts"):
