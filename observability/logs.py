@@ -3,7 +3,7 @@
 text: 2026-01-31 12:00:00,000 INFO router.events pid=7 QUEUED request_id=mine transfer_id=4c… trace_id=0a…
 json: the same as one object, the fields among its keys.
 
-Prompts and answers are in no line, at no level.
+Prompts and answers are in no line, at no level. Below info there is nothing from libraries (grpc, asyncio).
 """
 
 from __future__ import annotations
@@ -18,6 +18,11 @@ from pythonjsonlogger.json import JsonFormatter
 from observability.config import LogFormat, ObservabilityConfig
 
 _NOT_FIELDS = frozenset(RESERVED_ATTRS) | {"message", "asctime"}
+# The first part of our loggers' names.
+_OURS = frozenset(
+    {"observability", "engine", "kv_transfer", "worker", "prefill_worker", "decode_worker"}
+    | {"router", "cluster", "pdserve"}
+)
 _PLAIN = re.compile(r"[\w.:/@+-]+", re.ASCII)
 
 
@@ -56,9 +61,14 @@ def log_by(handler: logging.Handler, config: ObservabilityConfig) -> None:
     """From now on this process logs by `handler`."""
     is_json = config.log_format is LogFormat.JSON
     handler.setFormatter(_json_formatter() if is_json else TextFormatter())
+    handler.addFilter(_is_wanted)
     root = logging.getLogger()
     root.addHandler(handler)
     root.setLevel(config.log_level.name)
+
+
+def _is_wanted(record: logging.LogRecord) -> bool:
+    return record.levelno >= logging.INFO or record.name.partition(".")[0] in _OURS
 
 
 def message_of(line: str) -> str:

@@ -5,7 +5,9 @@ from __future__ import annotations
 import io
 import json
 import logging
+import re
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 
@@ -69,6 +71,20 @@ def test_the_level_is_the_one_that_was_set(root: logging.Logger) -> None:
     log.warning("told")
     assert "not told" not in written.getvalue()
     assert "told" in written.getvalue()
+
+
+def test_debug_is_for_every_part_of_ours_and_no_library(root: logging.Logger) -> None:
+    written = lines(LogFormat.TEXT, LogLevel.DEBUG)
+    project = (Path(__file__).parents[3] / "pyproject.toml").read_text()
+    packages = re.findall(r"^packages = \[(.*?)\]", project, re.MULTILINE | re.DOTALL)[0]
+    ours = re.findall(r'"([^"]+)"', packages)
+    assert len(ours) > 20
+    for name in (*ours, "grpc._cython", "asyncio", "uvicorn.error", "routers"):
+        logging.getLogger(name).debug("low of %s", name)
+        logging.getLogger(name).info("high of %s", name)
+    told = [line.split(" of ")[1] for line in written.getvalue().splitlines() if " low of " in line]
+    assert told == ours
+    assert written.getvalue().count(" high of ") == len(ours) + 4
 
 
 @pytest.mark.parametrize("format", LogFormat)
