@@ -164,7 +164,10 @@ class _Where:
 def _slo(parts: list[str] | None, more: list[str] | None) -> Slo | None:
     """`--goodput ttft:2000 tpot:40`: what stands behind the first is an argument to the parser."""
     if more and not parts:
-        raise typer.BadParameter(f"unexpected: {' '.join(more)}")
+        told = " ".join(more)
+        raise typer.BadParameter(
+            f"{told}: objectives are given by --goodput, like --goodput ttft:2000 tpot:40"
+        )
     try:
         return parse_slo([*parts, *(more or ())]) if parts else None
     except BenchError as error:

@@ -10,6 +10,7 @@ from typing import Annotated
 
 import typer
 
+from pdserve.bench.errors import BenchError
 from pdserve.bench.serve.endpoint import Api
 
 
@@ -47,6 +48,17 @@ def _positive(value: float | None) -> float | None:
     if value is not None and not value > 0:
         raise typer.BadParameter(f"{value:g}: it has to be above 0")
     return value
+
+
+def _plot_file(path: Path | None) -> Path | None:
+    if path is not None:
+        from pdserve.bench.serve.plot import check_ending  # numpy comes with it
+
+        try:
+            check_ending(path)
+        except BenchError as error:
+            raise typer.BadParameter(str(error)) from None
+    return path
 
 
 _TO, _WHAT, _WHEN, _OUT = "The server", "Requests", "Arrivals", "Results"
@@ -263,7 +275,9 @@ GoodputOption = Annotated[
         help="Objectives on ttft, tpot, tbt, e2el; a request counts that meets them all.",
     ),
 ]
-MoreObjectives = Annotated[list[str] | None, typer.Argument(metavar="NAME:MS", hidden=True)]
+MoreObjectives = Annotated[
+    list[str] | None, typer.Argument(metavar="NAME:MS", help="More objectives, behind --goodput's first.")
+]
 FindGoodput = Annotated[
     bool,
     typer.Option(
@@ -288,7 +302,9 @@ Target = Annotated[
 ]
 Plot = Annotated[
     Path | None,
-    typer.Option("--plot", metavar="FILE", rich_help_panel=_OUT, help="A PNG, SVG or PDF."),
+    typer.Option(
+        "--plot", metavar="FILE", callback=_plot_file, rich_help_panel=_OUT, help="A PNG, SVG or PDF."
+    ),
 ]
 Output = Annotated[
     Path | None,

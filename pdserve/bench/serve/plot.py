@@ -23,10 +23,15 @@ _NUM_WINDOWS = 40
 _COLORS = ("tab:blue", "tab:orange", "tab:green", "tab:red", "tab:purple", "tab:brown")
 
 
-def check_can_plot(path: Path) -> None:
-    """Before anything is measured. Raises BenchError."""
+def check_ending(path: Path) -> None:
+    """Raises BenchError."""
     if path.suffix.lower() not in ENDINGS:
         raise BenchError(f"{path}: a plot's file ends in {', '.join(ENDINGS)}")
+
+
+def check_can_plot(path: Path) -> None:
+    """Before anything is measured. Raises BenchError."""
+    check_ending(path)
     if not path.absolute().parent.is_dir():
         raise BenchError(f"{path}: there is no such folder")
     if find_spec("matplotlib") is None:

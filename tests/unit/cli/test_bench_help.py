@@ -30,5 +30,11 @@ def test_help_fits_into_80_columns(command: str) -> None:
     assert not any("…" in line for line in lines)
 
 
+def test_serve_s_help_explains_its_argument() -> None:
+    told = help_of("serve")
+    assert "[NAME:MS]..." in told
+    assert "More objectives, behind --goodput's first" in told
+
+
 def test_every_transport_stands_whole_in_the_help() -> None:
     assert all(name in help_of("transfer").split() for name in ("shm,", "collective,"))

@@ -40,7 +40,7 @@ def run(*arguments: str) -> Result:
     [
         (["--goodput", "ttft"], "--goodput ttft: write a limit as NAME:MILLISECONDS"),
         (["--goodput", "ttft:9", "speed:9"], "limits are set on ttft, tpot, tbt, e2el"),
-        (["tpot:40"], "unexpected: tpot:40"),
+        (["tpot:40"], "tpot:40: objectives are given by --goodput"),
         (["--find-goodput"], "--find-goodput wants --goodput"),
         (["--rates", "1,2"], "--rates is for --find-goodput"),
         (["--find-goodput", "--goodput", "ttft:9", "--rates", "1,x"], "write numbers with commas"),
@@ -49,6 +49,7 @@ def run(*arguments: str) -> Result:
         (["--rate", "nan"], "has to be above 0"),
         (["--extra-body", "[1]"], "write a JSON object"),
         (["--http"], "--url stands for itself"),
+        (["--plot", "plot.txt"], "plot.txt: a plot's file ends in .png, .svg, .pdf"),
         (["--trace", "/nowhere"], "does not exist"),
         (["--workload", "sharegpt"], "is not one of"),
     ],
@@ -69,7 +70,7 @@ def test_a_trace_and_dialogues_exclude_each_other(tmp_path: Path) -> None:
     ("arguments", "told"),
     [
         (NOBODY, "no server answers at http://127.0.0.1:9/v1/models"),
-        ((*NOBODY, "--plot", "plot.gif"), "a plot's file ends in"),
+        ((*NOBODY, "--plot", "/nowhere/plot.png"), "there is no such folder"),
         ((*NOBODY, "--output", "/nowhere/file.json"), "there is no such folder"),
     ],
 )
