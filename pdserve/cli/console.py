@@ -27,9 +27,9 @@ def left_behind(name: str) -> str:
     return f"interrupted: a part of it may still run; this ends the rest: pdserve down {name}"
 
 
-def error_line(error: BaseException) -> None:
+def error_line(error: BaseException, where: str = "") -> None:
     err.print("[bold red]error:[/]", end=" ")
-    err.print(_in_words(error), markup=False)
+    err.print(f"{where}{_in_words(error)}", markup=False)
 
 
 def _in_words(error: BaseException) -> str:

@@ -11,7 +11,7 @@ from cluster.config import MAX_WORKERS
 from pdserve.cli.console import out
 from pdserve.cli.target import Address, Name, router_address
 from pdserve.cli.watching import Steps, wait_until_settled
-from pdserve.client import Client, Role
+from pdserve.client import Client, Cluster, Role
 
 Wait = Annotated[bool, typer.Option("--wait/--no-wait", metavar="", help="Return when it is done / at once.")]
 Timeout = Annotated[float, typer.Option("--timeout", metavar="SECONDS", help="How long to wait.")]
@@ -34,37 +34,47 @@ def scale(
         pdserve scale decode=1 --no-wait
     """
     targets = _parsed(pools)
-    asyncio.run(_scale(router_address(address, name), targets, wait, timeout))
-    reached = " ".join(f"{role.value}={target}" for role, target in targets.items())
-    out.print(f"[green]{reached}[/]" if wait else f"{reached} is under way: see pdserve status")
+    reached = asyncio.run(_scale(router_address(address, name), targets, wait, timeout))
+    told = " ".join(f"{role.value}={target}" for role, target in reached.items())
+    out.print(f"[green]{told}[/]" if wait else f"{told} is under way: see pdserve status")
 
 
-def _parsed(pools: list[str]) -> dict[Role, int]:
-    targets: dict[Role, int] = {}
+def _parsed(pools: list[str]) -> dict[str, int]:
+    targets: dict[str, int] = {}
     for text in pools:
-        role, target = _parsed_one(text)
-        if role in targets:
-            raise typer.BadParameter(f"{role.value} stands twice")
-        targets[role] = target
+        name, target = _parsed_one(text)
+        if name in targets:
+            raise typer.BadParameter(f"{name} stands twice")
+        targets[name] = target
     return targets
 
 
-def _parsed_one(text: str) -> tuple[Role, int]:
+def _parsed_one(text: str) -> tuple[str, int]:
     name, equals, number = text.partition("=")
-    names = [role.value for role in Role]
     if not equals:
         raise typer.BadParameter(f"{text!r} is not POOL=N, like prefill=2 or decode=2")
-    if name not in names:
-        raise typer.BadParameter(f"{text!r}: there is no pool {name!r}; there are {', '.join(names)}")
     if not (number.isascii() and number.isdecimal() and len(number) <= 9 and int(number) <= MAX_WORKERS):
         raise typer.BadParameter(f"{text!r}: a pool has 0 to {MAX_WORKERS} workers")
-    return Role(name), int(number)
+    return name, int(number)
 
 
-async def _scale(address: str, targets: dict[Role, int], wait: bool, timeout_s: float) -> None:
+async def _scale(address: str, wanted: dict[str, int], wait: bool, timeout_s: float) -> dict[Role, int]:
     async with Client(address) as client:
-        steps = Steps(await client.get_cluster(timeout=10.0))
+        cluster = await client.get_cluster(timeout=10.0)
+        targets = _by_role(wanted, cluster)
+        steps = Steps(cluster)
         for role, target in targets.items():
             steps.show(await client.scale_pool(role, target, timeout=10.0))
         if wait:
             await wait_until_settled(client, set(targets), steps, timeout_s)
+    return targets
+
+
+def _by_role(wanted: dict[str, int], cluster: Cluster) -> dict[Role, int]:
+    """Nothing is scaled where one of the names is wrong."""
+    roles = {pool.role.value: pool.role for pool in cluster.pools}
+    for name in wanted:
+        if name not in roles:
+            there = f"{cluster.name} has {' and '.join(roles)}"
+            raise typer.BadParameter(f"there is no pool {name!r}; {there}")
+    return {roles[name]: target for name, target in wanted.items()}

@@ -10,8 +10,9 @@ from typing import Annotated
 import typer
 from rich.table import Table
 
+from cluster.state import ClusterRecord
 from pdserve.cli.console import error_line, out, write
-from pdserve.cli.target import Address, Name, router_addresses
+from pdserve.cli.target import Address, Name, router_address, several_clusters
 from pdserve.client import Client, Cluster, PdserveError, Pool, Role, Worker, WorkerState
 
 _TIMEOUT_S = 10.0
@@ -32,23 +33,29 @@ def status(
         pdserve status
         pdserve status --json | python -m json.tool
     """
-    addresses = router_addresses(address, name)
-    clusters: list[Cluster] = []
-    for each in addresses:
-        try:
-            clusters.append(asyncio.run(_get_cluster(each)))
-        except PdserveError as error:
-            if len(addresses) == 1:
-                raise
-            error_line(error)
+    several = several_clusters(address, name)
+    if several:
+        clusters = _those_that_answer(several)
+    else:
+        clusters = [asyncio.run(_get_cluster(router_address(address, name)))]
     if as_json:
         objects = [as_object(cluster) for cluster in clusters]
-        write(json.dumps(objects[0] if len(addresses) == 1 else {"clusters": objects}) + "\n")
+        write(json.dumps({"clusters": objects} if several else objects[0]) + "\n")
     else:
         for cluster in clusters:
             show(cluster)
-    if len(clusters) < len(addresses):
+    if len(clusters) < len(several):
         raise typer.Exit(1)
+
+
+def _those_that_answer(records: list[ClusterRecord]) -> list[Cluster]:
+    clusters = []
+    for record in records:
+        try:
+            clusters.append(asyncio.run(_get_cluster(record.router)))
+        except PdserveError as error:
+            error_line(error, f"cluster {record.name}: ")
+    return clusters
 
 
 async def _get_cluster(address: str) -> Cluster:

@@ -7,7 +7,7 @@ from typing import Annotated
 import typer
 
 from cluster.config import split_address
-from cluster.state import find_cluster, running_clusters
+from cluster.state import ClusterRecord, find_cluster, running_clusters
 
 
 def _checked_address(address: str | None) -> str | None:
@@ -42,7 +42,7 @@ def router_address(address: str | None, name: str | None) -> str:
     return address if address is not None else find_cluster(name).router
 
 
-def router_addresses(address: str | None, name: str | None) -> list[str]:
-    """Of all that run here, if none is named. Raises StateError where that is none."""
-    several = running_clusters() if address is None and name is None else []
-    return [record.router for record in several] or [router_address(address, name)]
+def several_clusters(address: str | None, name: str | None) -> list[ClusterRecord]:
+    """All that run here, if none is named and there are at least two; else none."""
+    running = running_clusters() if address is None and name is None else []
+    return running if len(running) > 1 else []

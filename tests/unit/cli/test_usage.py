@@ -6,6 +6,7 @@ import importlib.abc
 import os
 import sys
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -19,7 +20,17 @@ from pdserve.cli import status as status_command
 from pdserve.cli.answer import Answer
 from pdserve.cli.app import app
 from pdserve.cli.main import main
-from pdserve.client import ChatMessage, Cluster, GenerateOptions, PdserveError, Prompt, Unavailable
+from pdserve.client import (
+    ChatMessage,
+    Client,
+    Cluster,
+    GenerateOptions,
+    PdserveError,
+    Pool,
+    Prompt,
+    Role,
+    Unavailable,
+)
 from pdserve.results import Quantiles, RouterLoad
 
 NONE = Quantiles(0, 0.0, 0.0)
@@ -35,6 +46,11 @@ def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 def run(*arguments: str, stdin: bytes = b"") -> Result:
     return CliRunner().invoke(app, arguments, input=stdin)
+
+
+def cluster_named(name: str) -> Cluster:
+    load = RouterLoad(0, 0, 0, 0, 0.0, 0.0, NONE, NONE)
+    return Cluster(name, 1, "a-model", f"{name}:1", None, (), load)
 
 
 def pretend_to_run(home: Path, *names: str) -> None:
@@ -62,7 +78,6 @@ def test_an_address_that_is_none_is_wrong_usage(address: str) -> None:
     ("pools", "told"),
     [
         (["prefill=1", "prefill=2"], "prefill stands twice"),
-        (["foo=2"], "'foo=2': there is no pool 'foo'; there are prefill, decode, colocated"),
         (["prefill=-1"], "'prefill=-1': a pool has 0 to 1024 workers"),
         (["prefill=two"], "'prefill=two': a pool has 0 to 1024 workers"),
         (["prefill=99999999999999999999"], "a pool has 0 to 1024 workers"),
@@ -73,6 +88,25 @@ def test_scale_says_what_is_wrong(pools: list[str], told: str) -> None:
     done = run("scale", *pools, "--address", "127.0.0.1:1")
     assert done.exit_code == 2
     assert told in done.output
+
+
+@pytest.mark.parametrize("pools", [["nope=1"], ["decode=2", "colocated=1"]])
+def test_scale_names_the_pools_that_the_cluster_has(
+    pools: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    there = tuple(Pool(role, 1, (), None) for role in (Role.PREFILL, Role.DECODE))
+
+    async def get_cluster(self: Client, *, timeout: float | None = None) -> Cluster:
+        return replace(cluster_named("one"), pools=there)
+
+    async def scale_pool(self: Client, role: Role, target: int, *, timeout: float | None = None) -> Cluster:
+        raise AssertionError("a pool was scaled")
+
+    monkeypatch.setattr(Client, "get_cluster", get_cluster)
+    monkeypatch.setattr(Client, "scale_pool", scale_pool)
+    done = run("scale", *pools, "--address", "127.0.0.1:1")
+    assert done.exit_code == 2
+    assert f"there is no pool '{pools[-1][:-2]}'; one has prefill and decode" in done.output
 
 
 @pytest.fixture
@@ -156,22 +190,14 @@ def test_status_shows_all_clusters_that_run(home: Path, monkeypatch: pytest.Monk
 
     async def get_cluster(address: str) -> Cluster:
         if address == "three:1":
-            raise Unavailable("three does not answer")
-        return Cluster(
-            address.partition(":")[0],
-            1,
-            "a-model",
-            address,
-            None,
-            (),
-            RouterLoad(0, 0, 0, 0, 0.0, 0.0, NONE, NONE),
-        )
+            raise Unavailable("it does not answer")
+        return cluster_named(address.partition(":")[0])
 
     monkeypatch.setattr(status_command, "_get_cluster", get_cluster)
     done = run("status")
     assert "one  model" in done.output
     assert "two  model" in done.output
-    assert "error: three does not answer" in done.output
+    assert "error: cluster three: it does not answer" in done.output
     assert done.exit_code == 1
     assert run("status", "--name", "one", "--json").stdout.startswith('{"name": "one"')
     assert run("status", "--json").stdout.startswith('{"clusters": [{"name": "one"')
