@@ -24,6 +24,7 @@ from kv_transfer.heap import keep_freed_memory
 from kv_transfer.transport.answers import Answers
 from kv_transfer.transport.base import ConnectionEvents, FrameSink, InboundStream
 from kv_transfer.transport.outgoing import Outgoing
+from kv_transfer.transport.stream_watch import StreamLimits, StreamWatch
 from kv_transfer.verify import Verify
 from kv_transfer.ways import Way
 from pdserve.v1.errors import PdserveError, Unavailable, from_rpc_error
@@ -152,19 +153,22 @@ class GrpcPushServer:
         host: str,
         port: int,
         block_bytes: int,
-        max_streams: int = 128,
+        limits: StreamLimits | None = None,
         kinds: Sequence[StreamKind] = (),
     ) -> None:
+        limits = limits or StreamLimits()
         self._sink = sink
         self._host = host
         self._kinds = kinds
-        self._threads = ThreadPoolExecutor(max_streams, thread_name_prefix="kv-push")
+        self._threads = ThreadPoolExecutor(limits.max_streams, thread_name_prefix="kv-push")
         self._server = grpc.server(
             self._threads,
             options=[*_options(block_bytes), ("grpc.so_reuseport", 0)],
-            maximum_concurrent_rpcs=max_streams,
+            maximum_concurrent_rpcs=limits.max_streams,
         )
-        handlers = {_PUSH: _handler(self._push)} | {kind.method: _handler(kind.serve) for kind in kinds}
+        self._watch = StreamWatch(limits)
+        methods = {_PUSH: self._push} | {kind.method: kind.serve for kind in kinds}
+        handlers = {method: _handler(serve, self._watch) for method, serve in methods.items()}
         self._server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(SERVICE, handlers),))
         # Raises RuntimeError, which names the address, where the port is taken.
         self.port = self._server.add_insecure_port(f"{host}:{port}")
@@ -181,9 +185,11 @@ class GrpcPushServer:
     def start(self) -> None:
         keep_freed_memory()
         self._server.start()
+        self._watch.start()
 
     def stop(self) -> None:
         """Ends the streams and returns when their threads have left."""
+        self._watch.stop()
         self._server.stop(grace=None).wait()
         self._threads.shutdown(wait=True)
         for kind in self._kinds:
@@ -215,11 +221,12 @@ class GrpcPushServer:
 
 
 def _handler(
-    serve: Callable[[Iterator[bytes], str], Iterator[bytes]],
+    serve: Callable[[Iterator[bytes], str], Iterator[bytes]], watch: StreamWatch
 ) -> grpc.RpcMethodHandler[bytes, bytes]:
     def push(messages: Iterator[bytes], context: grpc.ServicerContext) -> Iterator[bytes]:
         try:
-            yield from serve(messages, context.peer())
+            with watch.watching(messages, context.peer(), context.cancel) as stream:
+                yield from stream.pass_on(serve(iter(stream), stream.peer))
         except FrameError as error:
             context.abort(grpc.StatusCode.INVALID_ARGUMENT, str(error))
         except grpc.RpcError as error:  # the caller went away
