@@ -135,7 +135,7 @@ ShareGpt = Annotated[
         exists=True,
         dir_okay=False,
         rich_help_panel=_WHAT,
-        help="Dialogues as JSON.",
+        help="Dialogues as JSON; none is sent twice in a run.",
     ),
 ]
 Tokenizer = Annotated[

@@ -22,7 +22,7 @@ class WorkloadChoice:
     kind: Kind = Kind.RANDOM
     # A trace's, or that of dialogues.
     file: Path | None = None
-    # None: 100, and all of a trace.
+    # None: 100 (of dialogues all, if there are fewer), and all of a trace.
     num_requests: int | None = None
     # Requests a second. None: 1, and a trace's own.
     rate: float | None = None

@@ -8,6 +8,7 @@ from pdserve.bench.serve.prompts import in_words
 from pdserve.bench.serve.trace import read_trace
 from pdserve.bench.serve.workload import Workload
 from pdserve.bench.serve.workloads import (
+    DEFAULT_REQUESTS,
     conversation_trace,
     dialogue_workload,
     shared_prefix_workload,
@@ -24,12 +25,16 @@ def make_workload(choice: WorkloadChoice, vocab_size: int, prompt_seed: int) -> 
 
 
 def _made(choice: WorkloadChoice, vocab_size: int, prompt_seed: int) -> Workload:
-    num_requests = choice.num_requests or 100
+    num_requests = choice.num_requests or DEFAULT_REQUESTS
     if choice.kind is Kind.DIALOGUES and choice.file is not None:
         counter = None if choice.tokenizer is None else token_counter(choice.tokenizer)
         dialogues = read_dialogues(choice.file, counter)
         return dialogue_workload(
-            dialogues, num_requests, burstiness=choice.burstiness, limits=choice.limits, seed=choice.seed
+            dialogues,
+            choice.num_requests,
+            burstiness=choice.burstiness,
+            limits=choice.limits,
+            seed=choice.seed,
         )
     if choice.kind in (Kind.TRACE, Kind.CONVERSATION):
         trace = conversation_trace(num_requests, choice.seed)

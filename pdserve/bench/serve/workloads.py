@@ -15,6 +15,8 @@ from pdserve.bench.serve.prompts import TokenPrompts
 from pdserve.bench.serve.trace import MOONCAKE_BLOCK_TOKENS, Trace, TraceRow
 from pdserve.bench.serve.workload import Limits, PlannedRequest, Scaling, Workload
 
+# Where a workload has no number of its own.
+DEFAULT_REQUESTS = 100
 # What a prompt's tokens are drawn for: two kinds never share one key.
 _UNIQUE, _PREFIX, _BLOCK = range(3)
 
@@ -134,21 +136,28 @@ def conversation_trace(num_requests: int, seed: int = 0) -> Trace:
 
 def dialogue_workload(
     dialogues: Sequence[Dialogue],
-    num_requests: int,
+    num_requests: int | None = None,
     *,
     burstiness: float = 1.0,
     limits: Limits | None = None,
     seed: int = 0,
 ) -> Workload:
-    """Drawn without repeats as long as there are others. Only answers are clipped: prompts are text."""
+    """Each is drawn once at most: a prompt that comes again is cached, and TTFT too good. Only answers are
+    clipped: prompts are text.
+
+    `num_requests`: None is 100, or all where there are fewer. Raises BenchError where there are not so many.
+    """
     if not dialogues:
         raise BenchError("there are no dialogues to draw from")
+    wanted = min(DEFAULT_REQUESTS, len(dialogues)) if num_requests is None else num_requests
+    if wanted > len(dialogues):
+        raise BenchError(f"there are {len(dialogues)} dialogues, not {wanted}: none is sent twice in a run")
     rng = np.random.default_rng(seed)
-    times = random_arrivals(num_requests, burstiness, rng)
-    rounds = [rng.permutation(len(dialogues)).tolist() for _ in range(-(-num_requests // len(dialogues)))]
+    times = random_arrivals(wanted, burstiness, rng)
+    order: list[int] = rng.permutation(len(dialogues)).tolist()
     longest = (limits or Limits()).max_tokens
     requests = []
-    for at_s, index in zip(times, itertools.chain(*rounds), strict=False):
+    for at_s, index in zip(times, order, strict=False):
         chosen = dialogues[index]
         num_tokens = min(chosen.num_tokens, longest or chosen.num_tokens)
         requests.append(PlannedRequest(at_s, chosen.prompt, num_tokens, None))

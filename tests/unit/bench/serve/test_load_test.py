@@ -116,7 +116,8 @@ async def test_a_trace_keeps_its_own_rate_if_none_is_asked_for(tmp_path: Path) -
 async def test_dialogues_are_sent_as_text_with_answers_counted_by_the_tokenizer(tmp_path: Path) -> None:
     file, tokenizer = tmp_path / "dialogues.json", tmp_path / "tokenizer.json"
     turns = [{"from": "human", "value": "Who?"}, {"from": "gpt", "value": "me and you and me"}]
-    file.write_text(json.dumps([{"conversations": turns}]))
+    again = [{**turns[0], "value": "Which?"}, turns[1]]
+    file.write_text(json.dumps([{"conversations": each} for each in (turns, again)]))
     words = Tokenizer(models.WordLevel({"me": 0, "and": 1, "you": 2}))
     words.pre_tokenizer = pre_tokenizers.Whitespace()
     words.save(str(tokenizer))
@@ -125,7 +126,9 @@ async def test_dialogues_are_sent_as_text_with_answers_counted_by_the_tokenizer(
         wanted = WorkloadChoice(Kind.DIALOGUES, file, num_requests=2, rate=1000, tokenizer=path)
         report = await LoadTest(wanted, 1).measure(client, Silent())
         assert report.runs[0].summary.num_tokens == 2 * 5
-    assert client.prompts == ["Hello", "Who?", "Who?"] * 2
+    (first, *asked) = client.prompts[:3]
+    assert (first, sorted(map(str, asked))) == ("Hello", ["Which?", "Who?"])
+    assert client.prompts == [first, *asked] * 2
     tokenizer.write_text("{}")
     with pytest.raises(BenchError, match="is no tokenizer"):
         await LoadTest(wanted, 1).measure(client, Silent())

@@ -181,9 +181,15 @@ def test_a_file_without_dialogues_is_told(tmp_path: Path) -> None:
         read_dialogues(file)
 
 
-def test_dialogues_repeat_only_when_all_were_drawn() -> None:
+def test_no_dialogue_is_sent_twice() -> None:
     dialogues = [Dialogue(str(index), 5 + index) for index in range(4)]
-    workload = dialogue_workload(dialogues, 8, limits=Limits(max_tokens=6))
-    prompts = [request.prompt for request in workload.requests]
-    assert sorted(prompts[:4]) == sorted(prompts[4:]) == ["0", "1", "2", "3"]
-    assert max(request.max_tokens for request in workload.requests) == 6
+    for num_requests in (None, 4):
+        workload = dialogue_workload(dialogues, num_requests, limits=Limits(max_tokens=6))
+        assert sorted(str(request.prompt) for request in workload.requests) == ["0", "1", "2", "3"]
+        assert max(request.max_tokens for request in workload.requests) == 6
+    assert len(set(dialogue_workload(dialogues, 3).requests)) == 3
+    assert len(dialogue_workload(dialogues * 50).requests) == 100
+    with pytest.raises(BenchError, match="there are 4 dialogues, not 5: none is sent twice"):
+        dialogue_workload(dialogues, 5)
+    with pytest.raises(BenchError, match="there are no dialogues"):
+        dialogue_workload([])
