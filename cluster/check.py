@@ -18,6 +18,7 @@ from cluster.nodes.local_ray import QUIET
 from cluster.nodes.memory import CONTROL_BYTES, OWN_RAY_BYTES, WorkerEstimate, estimate
 from cluster.nodes.network import LOOPBACK
 from cluster.nodes.placement import Node, Wanted, assign, why_pending
+from cluster.state import read_record
 from engine.errors import ModelError, NativeUnavailable
 from engine.model_facts import ModelFacts, gpu_memory_bytes, locate_model, read_facts
 from engine.native.requirements import check_machine
@@ -111,8 +112,22 @@ def _this_machine(config: ClusterConfig) -> Node:
 def _check_surroundings(config: ClusterConfig, report: Report) -> None:
     with _finding(report, ClusterError):
         with_absolute_paths(config)
+    _check_ports(config, report)
+
+
+def _check_ports(config: ClusterConfig, report: Report) -> None:
+    """A cluster that runs may be checked, to see whether a changed file will do: the ports are its own."""
+    severity = Severity.ERROR
+    with _finding(report, ClusterError):
+        record = read_record(config.name)
+        if record is not None and record.is_running():
+            severity = Severity.WARNING
+            report.add(
+                severity,
+                f'the cluster "{config.name}" runs already: `up` works after pdserve down {config.name}',
+            )
     for key, listening in config.router.addresses().items():
-        with _finding(report, ClusterError, Severity.WARNING):
+        with _finding(report, ClusterError, severity):
             refuse_a_taken_port(key, listening)
 
 

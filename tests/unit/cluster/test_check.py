@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import socket
 from pathlib import Path
 
@@ -11,10 +12,19 @@ from typer.testing import CliRunner
 
 from cluster.check import Report, Severity, check
 from cluster.config_file import parse_config
+from cluster.nodes.processes import ProcessId
+from cluster.state import ClusterRecord, write_record
 from pdserve.cli.app import app
 from tests.models import tiny_model
 
 GIB = 2**30
+# Not the default port, which a cluster may have.
+ROUTER = "router: {grpc: '127.0.0.1:59999'}\n"
+
+
+@pytest.fixture(autouse=True)
+def state(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
 
 
 @pytest.fixture(scope="module")
@@ -23,8 +33,7 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def checked(model: Path | str, pools: str, more: str = "") -> Report:
-    router = "router: {grpc: '127.0.0.1:59999'}"
-    return check(parse_config(f"name: x\nmodel: {{id: '{model}'}}\n{router}\npools: {pools}\n{more}", "f"))
+    return check(parse_config(f"name: x\nmodel: {{id: '{model}'}}\n{ROUTER}pools: {pools}\n{more}", "f"))
 
 
 def errors(report: Report) -> list[str]:
@@ -102,7 +111,7 @@ def test_a_machine_without_a_compiler_is_told(
     model: Path, wanted: str, severity: Severity, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     monkeypatch.setenv("PATH", str(tmp_path))
-    text = f"name: x\nmodel: {{id: '{model}', compile: {wanted}}}\npools: {{colocated: {{}}}}\n"
+    text = f"name: x\nmodel: {{id: '{model}', compile: {wanted}}}\n{ROUTER}pools: {{colocated: {{}}}}\n"
     assert _severities(text) == [severity]
     elsewhere = check(parse_config(text + "ray: {address: '127.0.0.1:1'}\n", "f"))
     assert elsewhere.is_ok
@@ -110,7 +119,7 @@ def test_a_machine_without_a_compiler_is_told(
 
 
 def _severities(text: str) -> list[Severity]:
-    """Of what is found about the kernels; a port may be taken meanwhile."""
+    """Of what is found about the kernels."""
     findings = check(parse_config(text, "f")).findings
     return [each.severity for each in findings if "model.compile" in each.message]
 
@@ -118,7 +127,8 @@ def _severities(text: str) -> list[Severity]:
 def test_a_context_that_the_model_has_not_is_told(model: Path) -> None:
     report = check(
         parse_config(
-            f"name: x\nmodel: {{id: '{model}', max_model_len: 99999}}\npools: {{colocated: {{}}}}\n", "f"
+            f"name: x\nmodel: {{id: '{model}', max_model_len: 99999}}\n{ROUTER}pools: {{colocated: {{}}}}\n",
+            "f",
         )
     )
     assert "model: max_model_len 99999 is more than the model's context of 2048" in errors(report)
@@ -150,9 +160,25 @@ def test_a_port_that_takes_connections_and_answers_none_is_no_ray(model: Path) -
     )
 
 
+def test_a_taken_port_is_an_error_unless_the_cluster_itself_runs(model: Path, tmp_path: Path) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as other:
+        port = other.getsockname()[1]
+        router = ROUTER.replace("59999", str(port))
+        text = f"name: x\nmodel: {{id: '{model}'}}\n{router}pools: {{colocated: {{}}}}\n"
+        config = parse_config(text, "f")
+        taken = f"router.grpc: 127.0.0.1:{port} cannot be used: Address already in use"
+        assert errors(check(config)) == [taken]
+        here = (ProcessId.of(os.getppid()),)
+        write_record(ClusterRecord(name="x", router="", ray_folder=tmp_path, processes=here))
+        report = check(config)
+    assert report.is_ok
+    warned = [each.message for each in report.findings if each.severity is Severity.WARNING]
+    assert warned == ['the cluster "x" runs already: `up` works after pdserve down x', taken]
+
+
 def test_the_command_exits_with_what_it_found(model: Path, tmp_path: Path) -> None:
     path = tmp_path / "x.yaml"
-    path.write_text(f"name: x\nmodel: {{id: '{model}'}}\npools: {{colocated: {{}}}}\n")
+    path.write_text(f"name: x\nmodel: {{id: '{model}'}}\n{ROUTER}pools: {{colocated: {{}}}}\n")
     done = CliRunner().invoke(app, ["check", str(path), "--json"])
     assert done.exit_code == 0
     report = json.loads(done.stdout)
