@@ -12,17 +12,21 @@ from pdserve.v1.errors import DeadlineExceeded
 
 
 class Deadline:
-    """`async with Deadline(seconds)`: cancels what the task waits for and raises DeadlineExceeded."""
+    """`async with Deadline(seconds)`: cancels what the task waits for and raises DeadlineExceeded.
+    `spent_s`: what went by of it before."""
 
-    def __init__(self, timeout_s: float) -> None:
+    def __init__(self, timeout_s: float, spent_s: float = 0.0) -> None:
         self._timeout_s = timeout_s
+        self._spent_s = spent_s
         self._timer: asyncio.TimerHandle | None = None
         self._task: asyncio.Task[object] | None = None
         self.has_passed = False
 
     async def __aenter__(self) -> Self:
         self._task = asyncio.current_task()
-        self._timer = asyncio.get_running_loop().call_later(max(0.0, self._timeout_s), self._expire)
+        self._timer = asyncio.get_running_loop().call_later(
+            max(0.0, self._timeout_s - self._spent_s), self._expire
+        )
         return self
 
     async def __aexit__(

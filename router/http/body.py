@@ -8,18 +8,23 @@ from pydantic import BaseModel, ValidationError
 from starlette.requests import ClientDisconnect, Request
 
 from pdserve.v1.errors import Cancelled, InvalidArgument
+from router.deadline import Deadline
 from router.http.size import check_size
+
+# A body that is not there by then is not on its way.
+MAX_READ_S = 60.0
 
 M = TypeVar("M", bound=BaseModel)
 
 
-async def read_body(request: Request, kind: type[M], max_bytes: int) -> M:
-    """Raises InvalidArgument, which names the first field that is wrong; Cancelled."""
+async def read_body(request: Request, kind: type[M], max_bytes: int, timeout_s: float) -> M:
+    """Raises InvalidArgument, which names the first field that is wrong; Cancelled; DeadlineExceeded."""
     media_type = request.headers.get("content-type", "").partition(";")[0].strip().lower()
     if media_type != "application/json":
         # A page of somebody else's could send any other type without its browser asking us first.
         raise InvalidArgument("the content-type must be application/json", reason="MEDIA_TYPE")
-    raw = await _read(request, max_bytes)
+    async with Deadline(min(timeout_s, MAX_READ_S)):
+        raw = await _read(request, max_bytes)
     await check_size(raw)
     try:
         return kind.model_validate_json(raw)

@@ -10,6 +10,7 @@ from starlette.requests import Request
 from typing_extensions import Self
 
 from pdserve.v1.errors import Cancelled, PdserveError, Unavailable
+from router.http.protocol import ABORT
 
 
 class Connection:
@@ -87,3 +88,12 @@ def connections_of(request: Request) -> Connections:
     if not isinstance(found, Connections):
         raise TypeError("the app was made without its connections")
     return found
+
+
+async def hang_up(request: Request) -> None:
+    """At once: what the client did not take is dropped."""
+    abort: object = getattr(request.state, ABORT, None)
+    if callable(abort):
+        abort()
+        # It is lost in the loop's next turn.
+        await asyncio.sleep(0)

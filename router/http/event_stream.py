@@ -6,6 +6,7 @@ later is an event that holds the error, and no `[DONE]` follows.
 
 from __future__ import annotations
 
+import asyncio
 import json
 from collections.abc import AsyncGenerator
 from contextlib import aclosing
@@ -16,10 +17,13 @@ from starlette.types import Receive, Scope, Send
 
 from pdserve.v1.errors import PdserveError
 from router.deadline import Deadline
-from router.http.connections import Connection
+from router.http.connections import Connection, hang_up
 from router.http.errors import as_internal, error_body
 from router.http.shape import Shape
 from router.outputs import Output
+
+# For a client that did not read in time to learn why its answer ends.
+_LAST_WORDS_S = 5.0
 
 _encode = json.JSONEncoder(ensure_ascii=False, separators=(",", ":")).encode
 
@@ -45,16 +49,25 @@ class EventStream(Response):
         self._has_begun = False
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        last: dict[str, object] | None = None
         try:
             await self._stream(send)
         except PdserveError as error:
             if not self._has_begun:
                 raise
-            await self._say(send, error_body(error))
+            last = error_body(error)
         except Exception as error:
             if not self._has_begun:
                 raise
-            await self._say(send, error_body(as_internal(error)))
+            last = error_body(as_internal(error))
+        try:
+            await asyncio.wait_for(self._end(send, last), _LAST_WORDS_S)
+        except asyncio.TimeoutError:
+            await hang_up(self._request)
+
+    async def _end(self, send: Send, last: dict[str, object] | None) -> None:
+        if last is not None:
+            await self._say(send, last)
         await send({"type": "http.response.body", "body": b"", "more_body": False})
 
     async def _stream(self, send: Send) -> None:
@@ -66,9 +79,9 @@ class EventStream(Response):
                 shape.note(output)
                 if (chunk := shape.chunk(output)) is not None:
                     await self._say(send, chunk)
-        if shape.style.include_usage:
-            await self._say(send, shape.usage_chunk())
-        await send({"type": "http.response.body", "body": b"data: [DONE]\n\n", "more_body": True})
+            if shape.style.include_usage:
+                await self._say(send, shape.usage_chunk())
+            await send({"type": "http.response.body", "body": b"data: [DONE]\n\n", "more_body": True})
 
     async def _begin(self, send: Send) -> None:
         self._has_begun = True

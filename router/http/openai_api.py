@@ -57,22 +57,27 @@ class OpenAI:
         return JSONResponse(self._describe())
 
     async def completions(self, request: Request) -> Response:
-        asked = await read_body(request, CompletionRequest, self._max_body_bytes)
+        began_s, timeout_s = time.monotonic(), self._timeout_s(request)
+        asked = await read_body(request, CompletionRequest, self._max_body_bytes, timeout_s)
+        deadline = Deadline(timeout_s, time.monotonic() - began_s)
         call = completion_call(
             asked,
             _request_id(request, asked.request_id),
             self._router.config.max_queued_requests,
             self._router.max_model_len,
         )
-        return await self._answer(request, call, CompletionShape(call, self._name, self._router.codec))
+        return await self._answer(
+            request, call, deadline, CompletionShape(call, self._name, self._router.codec)
+        )
 
     async def chat(self, request: Request) -> Response:
-        asked = await read_body(request, ChatCompletionRequest, self._max_body_bytes)
+        began_s, timeout_s = time.monotonic(), self._timeout_s(request)
+        asked = await read_body(request, ChatCompletionRequest, self._max_body_bytes, timeout_s)
+        deadline = Deadline(timeout_s, time.monotonic() - began_s)
         call = chat_call(asked, _request_id(request, asked.request_id))
-        return await self._answer(request, call, ChatShape(call, self._name, self._router.codec))
+        return await self._answer(request, call, deadline, ChatShape(call, self._name, self._router.codec))
 
-    async def _answer(self, request: Request, call: Call, shape: Shape) -> Response:
-        deadline = Deadline(self._timeout_s(request))
+    async def _answer(self, request: Request, call: Call, deadline: Deadline, shape: Shape) -> Response:
         # Where the client names no limit: all that fits.
         outputs = self._router.generate_all(
             call.messages, deadline, self._router.max_model_len, _caller(request)

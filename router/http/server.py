@@ -13,6 +13,7 @@ import uvicorn
 from router.bind import CannotBind
 from router.http.app import make_app
 from router.http.connections import Connections
+from router.http.protocol import BoundedProtocol
 from router.router import Router
 
 # Longer than clients keep a connection that they do not use: it is theirs to close.
@@ -33,7 +34,7 @@ class HttpServer:
         self._connections = Connections()
         config = uvicorn.Config(
             make_app(router, self._connections),
-            http="httptools",
+            http=BoundedProtocol,
             ws="none",
             lifespan="off",
             interface="asgi3",
