@@ -106,6 +106,13 @@ function showCluster(cluster) {
   byId("pools").replaceChildren(...shown);
 }
 
+// What every worker can hold of prompt and answer together bounds what may be asked for.
+function limitTokens(cluster) {
+  const limits = cluster.pools.flatMap((pool) => pool.workers).map((worker) => worker.limits || {});
+  const known = limits.flatMap((each) => [each.max_model_len, each.max_sequence_tokens]).filter(Boolean);
+  if (known.length) byId("max-tokens").max = Math.min(...known);
+}
+
 function setLink(text, kind) {
   byId("link").textContent = text;
   byId("link").className = `badge ${kind}`;
@@ -118,6 +125,7 @@ async function followCluster() {
       const answer = await response.json();
       if (!response.ok) throw new Error(answer.error ? answer.error.message : response.statusText);
       showCluster(answer);
+      limitTokens(answer);
       setLink("live", "live");
     } catch (error) {
       setLink(error instanceof TypeError ? "the router does not answer" : error.message, "lost");
@@ -298,6 +306,16 @@ async function ask(signal) {
   }
 }
 
+function refuse(event) {
+  event.preventDefault(); // said below in place of the browser's own words
+  const field = event.target, most = field.max ? ` to ${field.max}, which is what prompt and answer may have together` : "";
+  byId("answer").className = "failed";
+  byId("answer").textContent = `“at most … tokens” takes a whole number from 1${most}.`;
+  byId("answer").hidden = false;
+  byId("told").hidden = true;
+  field.focus();
+}
+
 async function send(event) {
   event.preventDefault();
   asking = new AbortController();
@@ -321,6 +339,7 @@ async function send(event) {
 }
 
 byId("ask").addEventListener("submit", send);
+byId("max-tokens").addEventListener("invalid", refuse);
 byId("stop").addEventListener("click", () => asking.abort());
 byId("scale").addEventListener("change", showRequests);
 followCluster();

@@ -11,6 +11,7 @@ import pytest_asyncio
 from pdserve.v1.errors import Unavailable
 from tests.browser import browsing, find_browser
 from tests.integration.router.harness import Cluster, running, until
+from tests.scripted_workers import MAX_SEQUENCE_TOKENS
 
 pytestmark = [
     pytest.mark.skipif(
@@ -80,10 +81,28 @@ async def test_stopping_cancels_and_refusals_are_shown(cluster: Cluster) -> None
         await page.value("document.getElementById('stop').click()")
         await page.until("document.querySelector('#requests .row').dataset.how === 'cancelled'")
         await until(cluster.is_idle)
-        await page.value("document.getElementById('max-tokens').value = 4000")
+        # The prompt takes some of the tokens: that refusal is the router's.
+        await page.value(f"document.getElementById('max-tokens').value = {MAX_SEQUENCE_TOKENS}")
         await page.value("document.getElementById('send').click()")
         await page.until("document.getElementById('answer').className === 'failed'")
         assert "max_tokens" in str(await page.value(text_of("answer")))
+
+
+@pytest.mark.parametrize("value", ["", "0", "1.5", str(MAX_SEQUENCE_TOKENS + 1)])
+async def test_a_number_of_tokens_that_cannot_be_is_refused_in_words(cluster: Cluster, value: str) -> None:
+    async with browsing(f"http://{cluster.server.http_address}/") as page:
+        await page.until(f"document.getElementById('max-tokens').max === '{MAX_SEQUENCE_TOKENS}'")
+        await page.value(f"document.getElementById('max-tokens').value = '{value}'")
+        await page.value("document.getElementById('send').click()")
+        await page.until("document.getElementById('answer').className === 'failed'")
+        told = f"takes a whole number from 1 to {MAX_SEQUENCE_TOKENS}, which is what prompt and answer"
+        assert told in str(await page.value(text_of("answer")))
+        assert await page.value("document.getElementById('answer').hidden") is False
+        # And one that can be is sent.
+        await page.value("document.getElementById('max-tokens').value = '3'")
+        await page.value("document.getElementById('send').click()")
+        await page.until("!document.getElementById('told').hidden")
+        assert len(str(await page.value(text_of("answer")))) == 3
 
 
 async def test_a_router_that_comes_back_begins_anew(cluster: Cluster) -> None:
