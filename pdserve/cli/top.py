@@ -16,8 +16,7 @@ from pdserve.cli.console import out
 from pdserve.cli.rates import Rates, WorkerRates
 from pdserve.cli.status import STYLES, in_mb, pool_lines, quarantine_lines
 from pdserve.cli.target import Address, Name, router_address
-from pdserve.client import Client, Cluster, PdserveError, Role, Worker, WorkerState
-from pdserve.results import Quantiles
+from pdserve.client import Client, Cluster, PdserveError, Quantiles, Role, Worker, WorkerState
 
 _TIMEOUT_S = 10.0
 _BAR_WIDTH = 12
