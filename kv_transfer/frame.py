@@ -29,6 +29,11 @@ MAX_FRAME_BYTES = 4 * 1024 * 1024
 MAX_APART_BYTES = 64 * 1024 * 1024
 
 
+def cut(told: str, length: int = 64) -> str:
+    """What a peer has told, for a log."""
+    return told if len(told) <= length else f"{told[:length]}…"
+
+
 @dataclass(frozen=True, slots=True)
 class TransferKey:
     """One attempt at handing one sequence over. The router makes both parts."""
@@ -37,7 +42,12 @@ class TransferKey:
     epoch: int
 
     def __str__(self) -> str:
-        return f"{self.transfer_id}/{self.epoch}"
+        """For people: a long id is cut short."""
+        return f"{cut(self.transfer_id)}/{self.epoch}"
+
+    @property
+    def log_ids(self) -> dict[str, object]:
+        return {"transfer_id": cut(self.transfer_id), "epoch": self.epoch}
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,14 +6,17 @@ import logging
 from collections.abc import Iterable, Sequence
 
 from kv_transfer.blocks import BlockStore, HostBlocks, Payload, host_bytes, neighbours, parts
-from kv_transfer.codec import encode
-from kv_transfer.frame import Ack, Blocks, Commit, Open, Refused, Renew
+from kv_transfer.codec import FrameError, encode
+from kv_transfer.frame import Ack, Blocks, Commit, Open, Refused, Renew, cut
 from kv_transfer.reservation import Reservation
 from kv_transfer.reservation_table import ReservationTable
 from kv_transfer.transport.base import InboundStream
 from kv_transfer.verify import Buffer, Verify, checksum
 from pdserve.v1.errors import DataLoss, PdserveError
 
+# In a row: more than a sender has on its way when a transfer fails, many times over.
+MAX_REFUSED = 1000
+_MAX_REFUSALS_LOGGED = 10
 log = logging.getLogger(__name__)
 
 
@@ -74,6 +77,7 @@ class ReservedLanding:
             self._table.end_writing(self._reservation, self.header, is_whole=True)
         except PdserveError as error:
             return self._refuse(error)
+        self._stream.num_refused = 0
         return encode(Ack(self.header.key, self.header.seq))
 
     def lost(self) -> None:
@@ -141,8 +145,14 @@ def compare(header: Blocks, pieces: Iterable[Buffer], otherwise: str) -> None:
 
 
 def refusal(header: Open | Blocks | Commit | Renew, stream: InboundStream, error: PdserveError) -> bytes:
-    """The answer."""
-    ids = {"transfer_id": header.key.transfer_id, "epoch": header.key.epoch}
-    log.warning("refused from=%s: %s", stream.peer, error.message, extra=ids)
+    """The answer. Raises FrameError where nothing but such frames comes."""
+    stream.num_refused += 1
+    if stream.num_refused > MAX_REFUSED:
+        raise FrameError(f"{MAX_REFUSED} frames in a row were refused")
+    if stream.num_refused <= _MAX_REFUSALS_LOGGED:
+        last = ", and what follows" if stream.num_refused == _MAX_REFUSALS_LOGGED else ""
+        log.warning(
+            "refused from=%s%s: %s", stream.peer, last, cut(error.message, 400), extra=header.key.log_ids
+        )
     code = int(error.code.value[0])
     return encode(Refused(header.key, header.seq, code, error.reason, error.message))

@@ -9,7 +9,7 @@ import logging
 
 from kv_transfer.blocks import BlockStore
 from kv_transfer.codec import FrameError, decode, encode
-from kv_transfer.frame import Abort, Ack, Blocks, Closed, Commit, Open, Refused, Renew
+from kv_transfer.frame import Abort, Ack, Blocks, Closed, Commit, Open, Refused, Renew, cut
 from kv_transfer.landing import Repeated, ReservedLanding, Unwanted, compare, refusal
 from kv_transfer.layout import KVLayout, require_equal
 from kv_transfer.reservation import Reservation
@@ -56,6 +56,7 @@ class Receiver:
             answer = self._apply(stream, header, payload)
         except PdserveError as error:
             return refusal(header, stream, error)
+        stream.num_refused = 0
         return encode(answer)
 
     def land(self, stream: InboundStream, header: Blocks) -> Landing:
@@ -101,7 +102,7 @@ class Receiver:
             raise FailedPrecondition(f"{header.key} is for another process", reason="WRONG_INSTANCE")
         require_equal(self._layout, header.layout)
         if (header.transport, header.is_remote_writer) != (stream.transport, stream.is_remote_writer):
-            told = f"this stream is {stream.transport}'s, not {header.transport!r}'s"
+            told = f"this stream is {stream.transport}'s, not {cut(header.transport)!r}'s"
             raise FailedPrecondition(f"{header.key}: {told}", reason="WRONG_TRANSPORT")
         demanded = stream.usual_verify if self._verify is None else self._verify
         if header.verify < demanded:
@@ -128,8 +129,7 @@ class Receiver:
 
     def _farewell(self, stream: InboundStream, header: Abort | Closed) -> None:
         if isinstance(header, Abort):
-            ids = {"transfer_id": header.key.transfer_id, "epoch": header.key.epoch}
-            log.info("aborted by the sender: %s", header.reason, extra=ids)
-            self._table.abort(header.key, stream)
+            if self._table.abort(header.key, stream):
+                log.info("aborted by the sender: %s", cut(header.reason), extra=header.key.log_ids)
         else:
             self._table.closed(header.key, stream)

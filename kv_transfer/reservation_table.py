@@ -197,13 +197,15 @@ class ReservationTable:
             if reservation.state in HOLDS_A_LEASE:
                 self._end(reservation, ReservationState.ABORTED, error)
 
-    def abort(self, key: TransferKey, stream: object) -> None:
-        """P takes its transfer back; the router hears of it from P."""
+    def abort(self, key: TransferKey, stream: object) -> bool:
+        """P takes its transfer back; the router hears of it from P. False: there is none to take back."""
         with self._lock:
             reservation = self._living.get(key)
             is_ours = reservation is not None and reservation.stream is stream
-            if reservation is not None and is_ours and reservation.state is ReservationState.RECEIVING:
-                self._end(reservation, ReservationState.ABORTED)
+            if reservation is None or not is_ours or reservation.state is not ReservationState.RECEIVING:
+                return False
+            self._end(reservation, ReservationState.ABORTED)
+            return True
 
     def closed(self, key: TransferKey, stream: object) -> None:
         """P's word that no thread of its own will touch the blocks again."""

@@ -7,11 +7,15 @@ import queue
 from collections.abc import Iterator
 from dataclasses import dataclass
 
+from kv_transfer.codec import FrameError
+
 # Behind a frame of this length the sender has most likely another one.
 _LONG_BYTES = 1024 * 1024
 # How long such an answer waits for the next, and how many leave together: fewer than a window has frames.
 _PATIENCE_S = 0.004
 _MAX_TOGETHER = 4
+# A sender has a window's frames on their way, and reads all that comes: so many unread, it reads nothing.
+MAX_UNREAD = 1024
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,6 +29,12 @@ class _End:
     error: Exception | None
 
 
+def require_read(num_unread: int) -> None:
+    """Raises FrameError."""
+    if num_unread >= MAX_UNREAD:
+        raise FrameError(f"{num_unread} answers were not read")
+
+
 class Answers:
     """One thread puts them in, another sends what the iterator gives: answers one behind the other, as
     `codec.decode_answers` takes them. An answer to a short frame leaves at once."""
@@ -33,6 +43,8 @@ class Answers:
         self._waiting: queue.SimpleQueue[_Answer | _End] = queue.SimpleQueue()
 
     def put(self, answer: bytes, frame_bytes: int) -> None:
+        """Raises FrameError where the peer does not read."""
+        require_read(self._waiting.qsize())
         self._waiting.put(_Answer(answer, can_wait=frame_bytes >= _LONG_BYTES))
 
     def close(self, error: Exception | None = None) -> None:

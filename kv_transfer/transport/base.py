@@ -141,7 +141,7 @@ class InboundStream:
     What it carries is its endpoint's to say; an Open that says otherwise is refused.
     """
 
-    __slots__ = ("is_remote_writer", "peer", "sender_pid", "transport", "usual_verify")
+    __slots__ = ("is_remote_writer", "num_refused", "peer", "sender_pid", "transport", "usual_verify")
 
     def __init__(
         self,
@@ -153,6 +153,8 @@ class InboundStream:
     ) -> None:
         """`sender_pid`: of a sender on this node, where the kernel has told it."""
         self.peer = peer
+        # Frames in a row, up to the last one.
+        self.num_refused = 0
         self.sender_pid = sender_pid
         self.transport = transport
         self.is_remote_writer = is_remote_writer

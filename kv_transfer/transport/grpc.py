@@ -213,7 +213,10 @@ class GrpcPushServer:
                 answer = self._sink.accept(stream, raw)
                 if answer is not None:
                     answers.put(answer, len(raw))
-        except (FrameError, grpc.RpcError) as error:
+        except FrameError as error:
+            log.warning("the KV stream of %s ends: %s", peer, error)
+            ended_by = error
+        except grpc.RpcError as error:
             ended_by = error
         finally:
             self._sink.disconnect(stream)

@@ -20,6 +20,7 @@ import torch
 from kv_transfer.blocks import BlockStore, host_bytes
 from kv_transfer.codec import FrameError, decode
 from kv_transfer.frame import MAX_APART_BYTES, Blocks
+from kv_transfer.transport.answers import MAX_UNREAD, require_read
 from kv_transfer.transport.base import FrameSink, InboundStream, Landing
 from kv_transfer.transport.pair import D_RANK, STRAIGHT_BYTES, Arrival, Pair, PairBroken, listen
 from kv_transfer.transport.pair_messages import (
@@ -92,6 +93,10 @@ class InboundPair(threading.Thread):
         if self._error is not None:
             raise self._error
 
+    def _say(self, answer: bytes) -> None:
+        require_read(self._answers.qsize())
+        self._answers.put(answer)
+
     def run(self) -> None:
         try:
             self._read_all()
@@ -112,6 +117,8 @@ class InboundPair(threading.Thread):
                 self._pair_up(raw)
                 self._taker.start()
             else:
+                if self._due.qsize() >= MAX_UNREAD:
+                    raise FrameError(f"{MAX_UNREAD} frames came before a payload did")
                 self._due.put(self._announced(self._pair, raw))
 
     def _pair_up(self, raw: bytes) -> None:
@@ -123,13 +130,13 @@ class InboundPair(threading.Thread):
             raise PairBroken(f"{theirs} there, {ours} here")
         store, port = listen(self._host, self._timeouts.pair_s)
         nonce = secrets.token_bytes(NONCE_BYTES)
-        self._answers.put(message(Kind.MEET, Meeting(port, nonce).pack()))
+        self._say(message(Kind.MEET, Meeting(port, nonce).pack()))
         self._pair = make_pair(self._blocks, store, D_RANK, self._host, self._timeouts.pair_s)
         came = torch.empty(NONCE_BYTES, dtype=torch.uint8, device=self._device)
         self._pair.receive([came]).wait(self._timeouts.pair_s)
         if host_bytes(came) != nonce:
             raise PairBroken("somebody else came")
-        self._answers.put(message(Kind.PAIRED))
+        self._say(message(Kind.PAIRED))
 
     def _announced(self, pair: Pair, raw: bytes) -> _Payload | bytes:
         kind, frame = parse(raw)
@@ -142,6 +149,7 @@ class InboundPair(threading.Thread):
         num_bytes = header.num_blocks * header.num_layers * layout.layer_bytes
         if len(inside) > 0 or not 0 < num_bytes <= max(MAX_APART_BYTES, layout.block_bytes):
             raise FrameError(f"a payload of {num_bytes} bytes apart, {len(inside)} in the frame")
+        require_read(self._answers.qsize())
         self._room.acquire()
         landing = self._sink.land(self._stream, header)
         try:
@@ -175,7 +183,7 @@ class InboundPair(threading.Thread):
             while (due := self._due.get()) is not None:
                 answer = self._taken(due)
                 if answer is not None:
-                    self._answers.put(message(Kind.FRAME, answer))
+                    self._say(message(Kind.FRAME, answer))
         except PairBroken as error:
             self._give_up(error)
         except FrameError as error:

@@ -9,7 +9,7 @@ import pytest
 
 from kv_transfer.codec import FrameError, decode_answers, encode
 from kv_transfer.frame import Ack, Closed, Refused, TransferKey
-from kv_transfer.transport.answers import Answers
+from kv_transfer.transport.answers import MAX_UNREAD, Answers
 
 KEY = TransferKey("a", 0)
 LONG = 2 * 1024 * 1024
@@ -68,6 +68,15 @@ def test_an_error_comes_behind_the_last_answer(frame_bytes: int) -> None:
     assert next(messages) == encode(Ack(KEY, 0))
     with pytest.raises(FrameError, match="garbage"):
         next(messages)
+
+
+def test_a_peer_that_reads_no_answers_cannot_pile_them_up() -> None:
+    answers = Answers()
+    put(answers, range(MAX_UNREAD), SHORT)
+    with pytest.raises(FrameError, match="not read"):
+        put(answers, range(1), SHORT)
+    next(iter(answers))
+    put(answers, range(1), SHORT)
 
 
 def test_a_broken_call_ends_the_answers() -> None:
