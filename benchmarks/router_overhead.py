@@ -92,7 +92,7 @@ def over_http(address: str) -> Ask:
     async def ask(max_tokens: int, counts: Counts) -> None:
         body = json.dumps({"prompt": PROMPT, "max_tokens": max_tokens, "ignore_eos": True, "stream": True})
         head = (
-            "POST /v1/completions HTTP/1.1\r\nhost: x\r\ncontent-type: application/json\r\n"
+            "POST /v1/completions HTTP/1.1\r\nhost: localhost\r\ncontent-type: application/json\r\n"
             f"content-length: {len(body)}\r\n\r\n"
         )
         asked_at, is_first = time.perf_counter(), True

@@ -11,6 +11,7 @@ from pydantic import BaseModel, ConfigDict, Field
 from observability.config import ObservabilityConfig
 
 PositiveInt = Annotated[int, Field(gt=0)]
+HostName = Annotated[str, Field(pattern=r"^[A-Za-z0-9._-]+$")]
 PositiveSeconds = Annotated[float, Field(gt=0, allow_inf_nan=False)]
 
 
@@ -30,6 +31,9 @@ class RouterSettings(BaseModel):
     grpc: str = "127.0.0.1:50051"
     # None: no HTTP is served.
     http: str | None = None
+    # Names, without a port, under which HTTP answers besides addresses and localhost. Where it listens beyond
+    # loopback and there are none: any.
+    http_hosts: tuple[HostName, ...] = ()
     max_queued_requests: PositiveInt = 256
     queue_order: QueueOrder = QueueOrder.FCFS
     # Of SHORTEST: a prompt counts for less the longer it waits, and for nothing from here on.

@@ -33,7 +33,7 @@ class HttpServer:
         self.address = f"{host}:{self._socket.getsockname()[1]}"
         self._connections = Connections()
         config = uvicorn.Config(
-            make_app(router, self._connections),
+            make_app(router, self._connections, host),
             http=BoundedProtocol,
             ws="none",
             lifespan="off",

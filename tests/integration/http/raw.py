@@ -32,7 +32,7 @@ async def connect(address: str) -> tuple[asyncio.StreamReader, asyncio.StreamWri
 
 
 def request(path: str, body: bytes, headers: Mapping[str, str] | None = None) -> bytes:
-    fields = {"host": "x", "content-type": "application/json", "content-length": str(len(body))}
+    fields = {"host": "localhost", "content-type": "application/json", "content-length": str(len(body))}
     lines = "".join(f"{name}: {value}\r\n" for name, value in (fields | dict(headers or {})).items())
     return f"POST {path} HTTP/1.1\r\n{lines}\r\n".encode() + body
 
@@ -65,7 +65,7 @@ async def post(address: str, path: str, body: bytes, headers: Mapping[str, str] 
 
 async def get(address: str, path: str) -> Answer:
     reader, writer = await connect(address)
-    writer.write(f"GET {path} HTTP/1.1\r\nhost: x\r\n\r\n".encode())
+    writer.write(f"GET {path} HTTP/1.1\r\nhost: localhost\r\n\r\n".encode())
     try:
         return await read_answer(reader)
     finally:
