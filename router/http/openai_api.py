@@ -15,7 +15,7 @@ from observability.origin import TRACEPARENT, TRACESTATE, TraceContext, read_tra
 from pdserve.v1.errors import InvalidArgument, NotFound
 from router.deadline import Deadline
 from router.http.answers import Collected
-from router.http.body import read_body
+from router.http.body import Room, read_body
 from router.http.chat import ChatShape
 from router.http.completions import CompletionShape
 from router.http.connections import Connection
@@ -27,6 +27,8 @@ from router.router import Router
 # Seconds that the client gives its request; a proxy on the way may set it too.
 TIMEOUT_HEADER = "x-request-timeout"
 REQUEST_ID_HEADER = "x-request-id"
+# Of the largest size, while they are coming.
+_MAX_LARGE_BODIES = 16
 
 
 def routes(router: Router) -> list[BaseRoute]:
@@ -46,6 +48,7 @@ class OpenAI:
         self._created = int(time.time())
         # A character may take three times its bytes as JSON (\ud83d\ude00); the rest is for all else.
         self._max_body_bytes = 3 * router.config.max_prompt_bytes + (1 << 20)
+        self._room = Room(_MAX_LARGE_BODIES * self._max_body_bytes)
 
     async def models(self, request: Request) -> Response:
         return JSONResponse({"object": "list", "data": [self._describe()]})
@@ -58,7 +61,7 @@ class OpenAI:
 
     async def completions(self, request: Request) -> Response:
         began_s, timeout_s = time.monotonic(), self._timeout_s(request)
-        asked = await read_body(request, CompletionRequest, self._max_body_bytes, timeout_s)
+        asked = await read_body(request, CompletionRequest, self._max_body_bytes, timeout_s, self._room)
         deadline = Deadline(timeout_s, time.monotonic() - began_s)
         call = completion_call(
             asked,
@@ -72,7 +75,7 @@ class OpenAI:
 
     async def chat(self, request: Request) -> Response:
         began_s, timeout_s = time.monotonic(), self._timeout_s(request)
-        asked = await read_body(request, ChatCompletionRequest, self._max_body_bytes, timeout_s)
+        asked = await read_body(request, ChatCompletionRequest, self._max_body_bytes, timeout_s, self._room)
         deadline = Deadline(timeout_s, time.monotonic() - began_s)
         call = chat_call(asked, _request_id(request, asked.request_id))
         return await self._answer(request, call, deadline, ChatShape(call, self._name, self._router.codec))

@@ -13,7 +13,7 @@ import pytest_asyncio
 
 from router.http import body, event_stream, protocol
 from router.http.openai_api import TIMEOUT_HEADER
-from tests.integration.http.raw import connect, get, read_answer, request
+from tests.integration.http.raw import connect, get, post, read_answer, request
 from tests.integration.router.harness import Cluster, running, until
 
 WAIT_S = 20.0
@@ -115,6 +115,24 @@ async def test_a_body_that_does_not_come_is_a_408_and_the_end(
     assert (await read_answer(reader)).status == 408
     assert await is_closed(reader)
     writer.close()
+
+
+async def test_large_bodies_share_their_room_and_small_ones_need_none(cluster: Cluster) -> None:
+    begun = []
+    large = request("/v1/completions", json.dumps({"prompt": "x" * (12 << 20)}).encode())
+    for _ in range(20):
+        reader, writer = await connect(address_of(cluster))
+        writer.write(large[:-3])
+        begun.append((reader, writer))
+    answers = [asyncio.ensure_future(read_answer(reader)) for reader, _ in begun]
+    first, waiting = await asyncio.wait(answers, return_when=asyncio.FIRST_COMPLETED, timeout=WAIT_S)
+    for task in waiting:
+        task.cancel()
+    assert {task.result().status for task in first} == {429}
+    small = await post(address_of(cluster), "/v1/completions", b'{"prompt": [1], "max_tokens": 1}')
+    assert small.status == 200
+    for _, writer in begun:
+        writer.close()
 
 
 async def test_the_time_limit_begins_before_the_body(cluster: Cluster) -> None:
