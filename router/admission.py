@@ -62,10 +62,7 @@ class Admission:
             )
 
     async def enter(self, attempt: Attempt) -> None:
-        """Wait for a place. Leaving by cancel gives up the ticket; a place given is the attempt's.
-
-        Raises ResourceExhausted where the deadline passes while there is no room.
-        """
+        """Wait for a place. Leaving by cancel gives up the ticket; a place given is the attempt's."""
         ticket = Ticket(
             attempt, attempt.request.timeline.received_at, asyncio.get_running_loop().create_future()
         )
@@ -73,12 +70,6 @@ class Admission:
         try:
             self.grant()
             await ticket.granted
-        except asyncio.CancelledError:
-            if attempt.request.num_refusals and attempt.request.deadline.has_passed:
-                raise ResourceExhausted(
-                    "no room in time", reason="NO_ROOM", retry_after_s=self.retry_after_s
-                ) from None
-            raise
         finally:
             if ticket in self._waiting:
                 self._waiting.remove(ticket)

@@ -55,9 +55,10 @@ class Dispatcher:
             while not request.is_done:
                 attempt = Attempt(request)
                 try:
-                    await self._queue(attempt)  # holds nothing on any worker
-                    with attempt.phase("reserve") as span:
-                        await self._reserve(attempt, span)  # a decode worker has blocks for it
+                    with self._no_room_in_time(request):
+                        await self._queue(attempt)  # holds nothing on any worker
+                        with attempt.phase("reserve") as span:
+                            await self._reserve(attempt, span)  # a decode worker has blocks for it
                     self._prefill(attempt)  # a prefill worker computes and pushes
                     while not request.is_done:
                         for output in await self._next_outputs(attempt):
@@ -67,6 +68,19 @@ class Dispatcher:
                     self._note_loss(loss)
                 finally:
                     self._release(attempt)
+
+    @contextmanager
+    def _no_room_in_time(self, request: Request) -> Iterator[None]:
+        """A deadline that passes after workers refused is told as what it was that took so long."""
+        try:
+            yield
+        except asyncio.CancelledError:
+            if request.num_refusals and request.deadline.has_passed:
+                retry_after_s = self.admission.retry_after_s
+                raise ResourceExhausted(
+                    "no room in time", reason="NO_ROOM", retry_after_s=retry_after_s
+                ) from None
+            raise
 
     async def _queue(self, attempt: Attempt) -> None:
         request = attempt.request
