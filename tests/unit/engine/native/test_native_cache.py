@@ -26,6 +26,8 @@ def open_umask() -> Iterator[None]:
 
 
 def _garbage(folder: Path) -> None:
+    # Another file in its place: this process has loaded the old one, and still executes it when it ends.
+    (folder / LIBRARY).unlink()
     (folder / LIBRARY).write_text("garbage, and a manifest that says so")
     (folder / MANIFEST).unlink()
     write_manifest(folder)
