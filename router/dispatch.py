@@ -177,19 +177,20 @@ class Dispatcher:
         timeline.last_token_at = time.monotonic()
         if request.state is RequestState.PREFILLING:
             request.move(RequestState.STREAMING)
-        if attempt.inbox.heard_from_decode and not attempt.is_decode_begun:
-            attempt.is_decode_begun = True
-            request.is_warm.set()
-            request.tell(Moment.DECODE_BEGIN, _name(attempt.decode_worker))
         if timeline.report is None:
             timeline.report = tokens[0].report
         for token in tokens:
             timeline.handover = token.handover or timeline.handover
-        if timeline.first_token_at is not None:
-            return False
-        timeline.first_token_at = timeline.last_token_at
-        request.tell(Moment.FIRST_TOKEN, _name(attempt.prefill_worker))
-        return True
+        is_first = timeline.first_token_at is None
+        if is_first:
+            timeline.first_token_at = timeline.last_token_at
+            request.tell(Moment.FIRST_TOKEN, _name(attempt.prefill_worker))
+        # After the first token, also where both workers were heard since the last look.
+        if attempt.inbox.heard_from_decode and not attempt.is_decode_begun:
+            attempt.is_decode_begun = True
+            request.is_warm.set()
+            request.tell(Moment.DECODE_BEGIN, _name(attempt.decode_worker))
+        return is_first
 
     def _note_loss(self, loss: AttemptLost) -> None:
         if loss.verdict is Verdict.WAIT:

@@ -103,7 +103,7 @@ async def _ask(client: Client, asked: Asked, **options: object) -> Generation:
     return await client.generate(asked.sent, **settings)
 
 
-@pytest.mark.parametrize("transport", ["grpc", "memory", "shm"])
+@pytest.mark.parametrize("transport", ["grpc", pytest.param("memory", marks=pytest.mark.full), "shm"])
 async def test_twenty_prompts_give_generates_tokens_alone_and_sixteen_at_once(
     folder: Path,
     loaded: LoadedModel,
