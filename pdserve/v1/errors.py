@@ -3,6 +3,8 @@
     PdserveError
     ├── InvalidArgument      a parameter, a prompt, a length: asking again cannot help
     ├── NotFound             unknown model, worker or transfer
+    ├── Unauthenticated      no key or secret, or a wrong one
+    ├── PermissionDenied     a right key, and not for this
     ├── FailedPrecondition   layouts differ, no subscription, a hand-off used before
     ├── Unimplemented        has its field in the API, and no code behind it yet
     ├── ResourceExhausted    no room in time; says when to try again
@@ -65,6 +67,16 @@ class NotFound(PdserveError):
     default_reason = "NOT_FOUND"
 
 
+class Unauthenticated(PdserveError):
+    code = grpc.StatusCode.UNAUTHENTICATED
+    default_reason = "UNAUTHENTICATED"
+
+
+class PermissionDenied(PdserveError):
+    code = grpc.StatusCode.PERMISSION_DENIED
+    default_reason = "PERMISSION_DENIED"
+
+
 class FailedPrecondition(PdserveError):
     code = grpc.StatusCode.FAILED_PRECONDITION
     default_reason = "FAILED_PRECONDITION"
@@ -115,6 +127,8 @@ _BY_CODE: dict[grpc.StatusCode, type[PdserveError]] = {
     for kind in (
         InvalidArgument,
         NotFound,
+        Unauthenticated,
+        PermissionDenied,
         FailedPrecondition,
         Unimplemented,
         ResourceExhausted,

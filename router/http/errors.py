@@ -28,7 +28,9 @@ from pdserve.v1.errors import (
     InvalidArgument,
     NotFound,
     PdserveError,
+    PermissionDenied,
     ResourceExhausted,
+    Unauthenticated,
     Unavailable,
     Unimplemented,
 )
@@ -53,6 +55,8 @@ TABLE: dict[type[PdserveError], Mapped] = {
     InvalidArgument: Mapped(400, "invalid_request_error"),
     Unimplemented: Mapped(400, "invalid_request_error"),
     NotFound: Mapped(404, "invalid_request_error"),
+    Unauthenticated: Mapped(401, "invalid_request_error"),
+    PermissionDenied: Mapped(403, "invalid_request_error"),
     # The whole time limit went by: another one would be spent alike.
     DeadlineExceeded: Mapped(408, "timeout_error"),
     ResourceExhausted: Mapped(429, "rate_limit_error", can_retry=True),
@@ -69,7 +73,7 @@ _BY_REASON = {
     "BODY_TOO_LARGE": Mapped(413, "invalid_request_error"),
     "MEDIA_TYPE": Mapped(415, "invalid_request_error"),
 }
-_CODES = {"MODEL": "model_not_found", "INVALID_ARGUMENT": None}
+_CODES = {"MODEL": "model_not_found", "INVALID_ARGUMENT": None, "UNAUTHENTICATED": "invalid_api_key"}
 _FIELD = re.compile(r"(?:[a-z_]+\.)?([a-z_]+): ")
 # Fields of our own API that HTTP has under other names.
 _PARAMS = {"text": "prompt", "token_ids": "prompt", "chat": "messages", "structured": "response_format"}
