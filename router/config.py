@@ -6,7 +6,7 @@ from enum import Enum
 from pathlib import Path
 from typing import Annotated
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 from observability.config import ObservabilityConfig
 
@@ -65,11 +65,18 @@ class RouterConfig(RouterSettings):
     model: str
     # tokenizer.json, config.json and, where there are any, generation_config.json and a chat template.
     model_dir: Path
-    # Where the controller serves Control.
-    control: str
+    # Where the controller serves Control; or the file in which each one that comes says so.
+    control: str | None = None
+    control_file: Path | None = None
     observability: ObservabilityConfig = ObservabilityConfig()
     # The cluster's own limit; None: the model's.
     max_model_len: PositiveInt | None = None
+
+    @model_validator(mode="after")
+    def _knows_a_controller(self) -> RouterConfig:
+        if (self.control is None) == (self.control_file is None):
+            raise ValueError("name control or control_file")
+        return self
 
 
 def read_config(path: Path) -> RouterConfig:

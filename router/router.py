@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
+from collections.abc import AsyncGenerator, Callable, Sequence
 from contextlib import aclosing
 
-import grpc
 from google.protobuf.message import Message
 
 from observability.origin import TraceContext
@@ -17,7 +16,7 @@ from router.deadline import Deadline
 from router.dispatch import Dispatcher
 from router.events import LifetimeEvent, Listener, log_event
 from router.fanout import first_then_others, merged, numbered_from
-from router.fleet.control import CHANNEL_OPTIONS, ask, watch
+from router.fleet.control import Answer, ControlLink, watch
 from router.fleet.workers import WorkerTable
 from router.front.checks import DEFAULT_MAX_TOKENS
 from router.front.intake import Intake
@@ -47,11 +46,10 @@ class Router:
         self.metrics = RouterMetrics(config.model, config.router_id, self.table, self._dispatcher)
         service = Service("router", config.cluster, config.router_id)
         self._tracing = Tracing(make_tracer(config.observability.traces, service), config.model)
-        self._control_channel = grpc.aio.insecure_channel(config.control, options=CHANNEL_OPTIONS)
-        self.control = cluster_pb2_grpc.ControlStub(self._control_channel)
+        self._control = ControlLink(config.control, config.control_file)
 
     def start(self) -> None:
-        self.tasks.start(watch(self.control, self.config.router_id, self.table), "watch of the controller")
+        self.tasks.start(watch(self._control, self.config.router_id, self.table), "watch of the controller")
 
     def on_event(self, listener: Listener) -> None:
         self._listeners.append(listener)
@@ -140,10 +138,10 @@ class Router:
         )
 
     async def ask_controller(
-        self, method: Callable[..., Awaitable[cluster_pb2.ClusterSnapshot]], message: Message
+        self, method: Callable[[cluster_pb2_grpc.ControlAsyncStub], Answer], message: Message
     ) -> cluster_pb2.ClusterSnapshot:
-        """`method` is one of `control`'s. What this router does is added. Raises PdserveError."""
-        snapshot = await ask(method, message)
+        """What this router does is added. Raises PdserveError."""
+        snapshot = await self._control.ask(method, message)
         num_waiting = self._dispatcher.admission.num_waiting
         load = self.recent.load(self._dispatcher.num_in_flight - num_waiting, num_waiting)
         snapshot.router.CopyFrom(load)
@@ -162,7 +160,7 @@ class Router:
         await self.table.close()
         self._codec.close()
         await self.tasks.close()
-        await self._control_channel.close(None)
+        await self._control.close()
         await self._tracing.close()
 
     def _tell(self, event: LifetimeEvent) -> None:

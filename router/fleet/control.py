@@ -1,13 +1,16 @@
 """Asks the controller, and watches it.
 
-A watch that breaks is opened again; until then the last snapshot stays good.
+A watch that breaks is opened again; until then the last snapshot stays good. A new controller may serve
+elsewhere than the one before it: where, is looked up before each watch.
 """
 
 from __future__ import annotations
 
 import asyncio
+import json
 import logging
 from collections.abc import Awaitable, Callable
+from pathlib import Path
 
 import grpc
 from google.protobuf.message import Message
@@ -22,7 +25,7 @@ logger = logging.getLogger(__name__)
 # The controller answers each call at once.
 _TIMEOUT_S = 10.0
 
-CHANNEL_OPTIONS = (
+_CHANNEL_OPTIONS = (
     # http_proxy in the environment is for the world outside.
     ("grpc.enable_http_proxy", 0),
     ("grpc.max_receive_message_length", -1),
@@ -32,30 +35,84 @@ CHANNEL_OPTIONS = (
 )
 
 
-async def ask(
-    method: Callable[..., Awaitable[cluster_pb2.ClusterSnapshot]], message: Message
-) -> cluster_pb2.ClusterSnapshot:
-    """Raises PdserveError."""
+Answer = Callable[..., Awaitable[cluster_pb2.ClusterSnapshot]]
+"""One of Control's methods on a stub."""
+
+
+class ControlLink:
+    """The way to the controller that is there now.
+
+    `file`: where it says by itself where it serves; without one it is at `address`, always.
+    """
+
+    def __init__(self, address: str | None, file: Path | None) -> None:
+        self._file = file
+        self._address: str | None = None
+        self._channel: grpc.aio.Channel | None = None
+        self._stub: cluster_pb2_grpc.ControlAsyncStub | None = None
+        if address is not None:
+            self._open(address)
+
+    async def find(self) -> cluster_pb2_grpc.ControlAsyncStub:
+        """Raises Unavailable where nothing says yet where it serves."""
+        address = self._address if self._file is None else _address_in(self._file)
+        if address is not None and address != self._address:
+            before = self._channel
+            self._open(address)
+            if before is not None:
+                # Calls that are still on the way to one that is gone end by themselves.
+                await before.close(_TIMEOUT_S)
+        return self._found()
+
+    async def ask(
+        self, method: Callable[[cluster_pb2_grpc.ControlAsyncStub], Answer], message: Message
+    ) -> cluster_pb2.ClusterSnapshot:
+        """Raises PdserveError."""
+        try:
+            return await method(self._found())(message, timeout=_TIMEOUT_S)
+        except grpc.aio.AioRpcError as failure:
+            error = from_rpc_error(failure)
+            if isinstance(error, Unavailable | DeadlineExceeded):
+                silence = f"the controller does not answer: {error.message}"
+                raise Unavailable(silence, reason="CONTROLLER_LOST") from failure
+            raise error from failure
+
+    async def close(self) -> None:
+        if self._channel is not None:
+            await self._channel.close(None)
+
+    def _found(self) -> cluster_pb2_grpc.ControlAsyncStub:
+        if self._stub is None:
+            raise Unavailable("the controller has not started yet", reason="CONTROLLER_LOST")
+        return self._stub
+
+    def _open(self, address: str) -> None:
+        self._address = address
+        self._channel = grpc.aio.insecure_channel(address, options=_CHANNEL_OPTIONS)
+        self._stub = cluster_pb2_grpc.ControlStub(self._channel)
+
+
+def _address_in(file: Path) -> str | None:
     try:
-        return await method(message, timeout=_TIMEOUT_S)
-    except grpc.aio.AioRpcError as failure:
-        error = from_rpc_error(failure)
-        if isinstance(error, Unavailable | DeadlineExceeded):
-            silence = f"the controller does not answer: {error.message}"
-            raise Unavailable(silence, reason="CONTROLLER_LOST") from failure
-        raise error from failure
+        address: str = json.loads(file.read_bytes())["address"]
+    except FileNotFoundError:
+        return None
+    return address
 
 
-async def watch(control: cluster_pb2_grpc.ControlAsyncStub, router_id: str, table: WorkerTable) -> None:
+async def watch(control: ControlLink, router_id: str, table: WorkerTable) -> None:
     """Runs until cancelled."""
     num_failures = 0
     while True:
         try:
-            async for snapshot in control.Watch(cluster_pb2.WatchRequest(router_id=router_id)):
+            stub = await control.find()
+            async for snapshot in stub.Watch(cluster_pb2.WatchRequest(router_id=router_id)):
                 num_failures = 0
                 table.apply(snapshot)
             logger.warning("the controller ended its watch")
         except grpc.aio.AioRpcError as error:
             logger.warning("no watch of the controller: %s", error.details())
+        except Unavailable as error:
+            logger.warning("no watch of the controller: %s", error.message)
         num_failures += 1
         await asyncio.sleep(back_off_s(num_failures, base_s=0.1, limit_s=2.0))

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable
+from collections.abc import Callable
 from contextlib import aclosing
 from typing import TYPE_CHECKING
 
 from observability.origin import TraceContext, trace_of
-from pdserve.v1 import cluster_pb2, generation_pb2
+from pdserve.v1 import cluster_pb2, cluster_pb2_grpc, generation_pb2
 from router.deadline import Deadline
+from router.fleet.control import Answer
 from router.front import wire
 from router.outputs import Delta, Finished, Output, Started
 from router.router import Router
@@ -84,11 +85,10 @@ class AdminService:
     NAME = cluster_pb2.DESCRIPTOR.services_by_name["Admin"].full_name
 
     def __init__(self, router: Router) -> None:
-        control = router.control
         self._handlers: wire.Handlers = {
-            "GetCluster": _proxied(router, cluster_pb2.GetClusterRequest, control.GetCluster),
-            "ScalePool": _proxied(router, cluster_pb2.ScalePoolRequest, control.ScalePool),
-            "DrainWorker": _proxied(router, cluster_pb2.DrainWorkerRequest, control.DrainWorker),
+            "GetCluster": _proxied(router, cluster_pb2.GetClusterRequest, lambda to: to.GetCluster),
+            "ScalePool": _proxied(router, cluster_pb2.ScalePoolRequest, lambda to: to.ScalePool),
+            "DrainWorker": _proxied(router, cluster_pb2.DrainWorkerRequest, lambda to: to.DrainWorker),
         }
 
     def handlers(self) -> wire.Handlers:
@@ -96,7 +96,7 @@ class AdminService:
 
 
 def _proxied(
-    router: Router, kind: type[wire.M], method: Callable[..., Awaitable[cluster_pb2.ClusterSnapshot]]
+    router: Router, kind: type[wire.M], method: Callable[[cluster_pb2_grpc.ControlAsyncStub], Answer]
 ) -> wire.Handler:
     async def answer(
         message: wire.M, context: wire.Context[wire.M, cluster_pb2.ClusterSnapshot]

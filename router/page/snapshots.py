@@ -25,6 +25,6 @@ class Snapshots:
             if self._last is None or time.monotonic() - self._read_at > _FRESH_S:
                 self._last = None
                 message = cluster_pb2.GetClusterRequest()
-                self._last = await self._router.ask_controller(self._router.control.GetCluster, message)
+                self._last = await self._router.ask_controller(lambda to: to.GetCluster, message)
                 self._read_at = time.monotonic()
             return self._last

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import math
 from pathlib import Path
 
@@ -20,6 +21,7 @@ from router.front.service import AdminService, GenerationService
 from router.router import Router
 from tests.integration.router.harness import Cluster, running, until
 from tests.scripted_workers import expected
+from tests.static_control import StaticControl
 
 BAD: dict[str, tuple[object, dict[str, object]]] = {
     "empty text": ("", {}),
@@ -133,6 +135,23 @@ async def test_the_controllers_death_stops_no_request_and_it_is_watched_again(cl
     await until(lambda: cluster.control.num_watches > num_watches)
     await cluster.client.get_cluster()
     await cluster.client.generate([1], max_tokens=5)
+
+
+async def test_a_new_controller_is_found_where_it_says_that_it_serves(
+    model_dir: Path, tmp_path: Path
+) -> None:
+    file = tmp_path / "control.json"
+    async with running(model_dir, num_prefills=0, num_decodes=0, control=None, control_file=file) as cluster:
+        with pytest.raises(Unavailable, match="not started yet"):
+            await cluster.client.get_cluster(timeout=5)
+        file.write_text(json.dumps({"address": cluster.control.address}))
+        await until(lambda: cluster.control.num_watches > 0)
+        async with StaticControl("elsewhere") as another:
+            assert another.address != cluster.control.address
+            await cluster.control.stop()
+            file.write_text(json.dumps({"address": another.address}))
+            await until(lambda: another.num_watches > 0)
+            assert (await cluster.client.get_cluster(timeout=5)).name == "elsewhere"
 
 
 async def test_a_taken_port_is_an_error_that_names_it(cluster: Cluster) -> None:
