@@ -69,8 +69,12 @@ async def test_a_prompt_that_is_reserved_behind_the_first_ships_only_its_own_end
     tails = [prompt(B + 3, seed=number) for number in (0, 1)]
     first = asyncio.create_task(ways[0].generate(spec([*COMMON, *tails[0]], 200)))
     await eventually(lambda: ways[0].decoder.load is not None and ways[0].decoder.load.num_running == 1)
-    second = await ways[1].generate(spec([*COMMON, *tails[1]], 12))
+    sequence, second = spec([*COMMON, *tails[1]], 12), Answer()
+    reserved = await ways[1].decoder.reserve(sequence)
     assert not first.done()
+    await ways[1].push(sequence, reserved.reservation, second)
+    await ways[1].stream(sequence, second)
+    await ways[1].decoder.release(sequence)
     reference.assert_follows([*COMMON, *tails[0]], (await first).ids)
     reference.assert_follows([*COMMON, *tails[1]], second.ids)
     assert shipped(second) == 2
