@@ -21,8 +21,10 @@ START_S = 100.0
 
 
 class Process:
-    def __init__(self, process: asyncio.subprocess.Process, address: str) -> None:
+    def __init__(self, process: asyncio.subprocess.Process, address: str, pushed_to: str = "") -> None:
         self.process = process
+        # Where a decode worker really takes KV, if that was announced to be elsewhere.
+        self.pushed_to = pushed_to
         self.channel = grpc.aio.insecure_channel(address)
         self.address = address
 
@@ -50,9 +52,11 @@ async def launch_worker(
     environment: Mapping[str, str] | None = None,
     transport: str = "grpc",
     patience_s: float = LEASE_S,
+    announced: str | None = None,
 ) -> AsyncIterator[Process]:
-    """`patience_s`: D's with P (its lease), and P's with D."""
-    arguments = (role, str(folder), str(patience_s), transport)
+    """`patience_s`: D's with P (its lease), and P's with D. `announced`: where a D is to say that it takes
+    KV, instead of where it does."""
+    arguments = (role, str(folder), str(patience_s), transport, *([] if announced is None else [announced]))
     command = (sys.executable, "-m", "tests.faults.worker_process", *arguments)
     pipe = asyncio.subprocess.PIPE
     process = await asyncio.create_subprocess_exec(
@@ -60,8 +64,9 @@ async def launch_worker(
     )
     try:
         assert process.stdout is not None
-        address = (await asyncio.wait_for(process.stdout.readline(), START_S)).decode().strip()
-        launched = Process(process, address)
+        line = (await asyncio.wait_for(process.stdout.readline(), START_S)).decode()
+        address, *pushed_to = line.split()
+        launched = Process(process, address, *pushed_to)
         yield launched
         await launched.channel.close()
     finally:
