@@ -17,6 +17,7 @@ from engine.attention_rules import AttentionRules
 from engine.batch import DecodeGroup, PagedBatch, PrefillRows
 from engine.errors import UnsupportedModel
 from engine.layer_watch import LayerWatch
+from engine.progress import Progress
 
 ATTENTION_NAME = "pdserve_paged"
 _QUERY_TILE = 128
@@ -32,6 +33,7 @@ def paged_attention(
     paged_batch: PagedBatch | AttentionProbe | None = None,
     attention_kernel: AttentionKernel | None = None,
     layer_watch: LayerWatch | None = None,
+    progress: Progress | None = None,
     scaling: float | None = None,
     sliding_window: int | None = None,
     softcap: float | None = None,
@@ -54,6 +56,8 @@ def paged_attention(
         sinks=s_aux,
     )
     attended = attend(paged_batch, layer, query[0], key[0], value[0], rules, attention_kernel)
+    if progress is not None:
+        progress.moved()
     if layer_watch is not None and layer + 1 in layer_watch.stops:
         layer_watch.tell(layer + 1)
     return attended[None], None

@@ -18,6 +18,7 @@ from engine.batch import PackedBatch, PagedBatch
 from engine.flex_attention import Flex, flex_batch, flex_decodes
 from engine.layer_watch import LayerWatch
 from engine.module_run import ModuleRun
+from engine.progress import Progress
 
 log = logging.getLogger(__name__)
 
@@ -149,11 +150,13 @@ class CudaRun:
         flex: Flex,
         max_model_len: int,
         graph_sizes: Sequence[int] = GRAPH_SIZES,
+        progress: Progress | None = None,
     ) -> None:
         self._module = module
         self._flex = flex
         self._max_model_len = max_model_len
         self._graph_sizes = graph_sizes
+        self._progress = progress or Progress()
         self._graphs: dict[int, DecodeGraph] = {}
 
     @property
@@ -165,7 +168,8 @@ class CudaRun:
         clear_begun(batch.paged)
         size = graph_size(batch, self._graph_sizes) if watch is None else None
         if size is None:
-            return ModuleRun(self._module, flex_batch(batch.paged, self._flex)).run(batch, watch)
+            flex = flex_batch(batch.paged, self._flex)
+            return ModuleRun(self._module, flex, self._progress).run(batch, watch)
         logits = self._replay(padded(batch, size), size)
         return logits[: len(batch.logit_rows)]
 
@@ -173,7 +177,8 @@ class CudaRun:
         if size not in self._graphs:
             log.info("recording a CUDA graph for %d sequences", size)
             beside = next(iter(self._graphs.values()), None)
-            self._graphs[size] = DecodeGraph(self._module, self._flex, batch, self._max_model_len, beside)
+            with self._progress.compiling():
+                self._graphs[size] = DecodeGraph(self._module, self._flex, batch, self._max_model_len, beside)
         return self._graphs[size].run(batch)
 
 

@@ -7,6 +7,7 @@ from importlib.util import find_spec
 
 import torch
 
+from engine.compiles import tell_compiles
 from engine.cuda_graphs import GRAPH_SIZES, CudaRun
 from engine.errors import ModelError, first_line
 from engine.flex_attention import compiled_flex, why_no_flex
@@ -15,11 +16,12 @@ from engine.layout import DTYPES
 from engine.loading import LoadedModel
 from engine.module_run import ModuleRun
 from engine.native.verify import BLOCK_SIZE, answer
+from engine.progress import Progress
 
 log = logging.getLogger(__name__)
 
 
-def cuda_run(model: LoadedModel, module: torch.nn.Module, pool: KVPool) -> CudaRun | None:
+def cuda_run(model: LoadedModel, module: torch.nn.Module, pool: KVPool, progress: Progress) -> CudaRun | None:
     """With CUDA graphs, or without, or None: as much as works, said in the log. ModelError where that is less
     than all of it and the model's `compile` is on.
     """
@@ -29,11 +31,12 @@ def cuda_run(model: LoadedModel, module: torch.nn.Module, pool: KVPool) -> CudaR
     if reason is not None:
         _lose(model, "FlexAttention and CUDA graphs", reason)
         return None
+    tell_compiles(progress)
     flex = compiled_flex()
     for graph_sizes, lost in ((GRAPH_SIZES, "CUDA graphs"), ((), "FlexAttention")):
         reason = _why_not(model, module, CudaRun(module, flex, model.max_model_len, graph_sizes))
         if reason is None:
-            return CudaRun(module, flex, model.max_model_len, graph_sizes)
+            return CudaRun(module, flex, model.max_model_len, graph_sizes, progress)
         _lose(model, lost, reason)
     return None
 

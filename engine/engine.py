@@ -24,6 +24,7 @@ from engine.limits import check_fits, check_named_ids, engine_limits, is_known_t
 from engine.loading import LoadedModel, load_model
 from engine.native.sampling import native_draw
 from engine.prefix import root_hash
+from engine.progress import Progress
 from engine.request import (
     EngineLoad,
     NewToken,
@@ -82,7 +83,8 @@ class Engine:
             root_hash(self.layout.model_fingerprint) if config.enable_prefix_caching else None,
             speculator,
         )
-        self._runner = ModelRunner(model, self.pool)
+        self.progress = Progress()
+        self._runner = ModelRunner(model, self.pool, self.progress)
         self.kernels = self._runner.kernels
         self.speculation = config.speculative
         self.grammars = Grammars(model.folder / "tokenizer.json", model.vocab_size, model.eos_token_ids)

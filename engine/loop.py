@@ -97,19 +97,23 @@ class EngineLoop:
             self._close()
             if self.on_failure is not None:
                 self.on_failure(error)
+        finally:
+            self.engine.progress.is_working = False
 
     def _work(self) -> None:
-        is_stalled = False
+        is_stalled, progress = False, self.engine.progress
         while True:
             calls = self._next_calls(is_stalled)
             if calls is None:
                 return
             for call in calls:
                 call.run(self.engine)
+                progress.moved()
             if not self.engine.has_work:
                 is_stalled = False
                 continue
             result = self.engine.step()
+            progress.stepped(result.step_ms)
             # A step that ran nothing changed nothing: only a call can (a hold or a reservation given back).
             is_stalled = not result.outputs
             if result.outputs and self._listener is not None:
@@ -118,8 +122,10 @@ class EngineLoop:
     def _next_calls(self, is_stalled: bool) -> list[_Call[object]] | None:
         """The calls waiting now, after a sleep if there is nothing to do. None: the loop is closed."""
         is_checked = False
+        progress = self.engine.progress
         with self._wake:
             while not self._is_closed and not self._calls and (is_stalled or not self.engine.has_work):
+                progress.is_working = False
                 if not self._wake.wait(None if is_checked else _IDLE_CHECK_S):
                     self.engine.check_integrity()
                     is_checked = True
@@ -127,6 +133,7 @@ class EngineLoop:
                 return None
             calls = list(self._calls)
             self._calls.clear()
+            progress.is_working = True
             return calls
 
     def _close(self) -> None:

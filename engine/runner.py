@@ -15,6 +15,7 @@ from engine.loading import LoadedModel
 from engine.module_run import ModuleRun
 from engine.native.attention import NativeAttention
 from engine.native.decoder import NativeRun
+from engine.progress import Progress
 
 
 class Stack(Protocol):
@@ -24,8 +25,8 @@ class Stack(Protocol):
 
 
 class ModelRunner:
-    def __init__(self, model: LoadedModel, pool: KVPool) -> None:
-        self._stack, self.kernels = _stack(model, pool)
+    def __init__(self, model: LoadedModel, pool: KVPool, progress: Progress | None = None) -> None:
+        self._stack, self.kernels = _stack(model, pool, progress or Progress())
         self._pool = pool
 
     @torch.inference_mode()
@@ -38,18 +39,19 @@ class ModelRunner:
         return self._stack.run(pack(rows, num_logits, self._pool), watch)
 
 
-def _stack(model: LoadedModel, pool: KVPool) -> tuple[Stack, str]:
+def _stack(model: LoadedModel, pool: KVPool, progress: Progress) -> tuple[Stack, str]:
     """What runs the model, and what to say of it."""
     if model.decoder is not None:
-        return NativeRun(model.decoder), model.kernels
+        return NativeRun(model.decoder, progress), model.kernels
     if model.module is None:
         raise ModelError("the model has neither a decoder nor a module")
     if model.device.type == "cuda" and model.compile != "off":
         from engine.cuda_start import cuda_run  # FlexAttention and its compiler, for GPUs only
 
-        run = cuda_run(model, model.module, pool)
+        run = cuda_run(model, model.module, pool, progress)
         if run is not None:
             return run, run.kernels
-        return ModuleRun(model.module), "torch: FlexAttention cannot be had, the worker's log says why"
+        plain = ModuleRun(model.module, progress=progress)
+        return plain, "torch: FlexAttention cannot be had, the worker's log says why"
     attention = None if model.library is None else NativeAttention(model.library)
-    return ModuleRun(model.module, attention), model.kernels
+    return ModuleRun(model.module, attention, progress), model.kernels

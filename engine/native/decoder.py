@@ -20,6 +20,7 @@ from engine.native.library import (
 )
 from engine.native.recognise import LayerParts, StackParts
 from engine.native.views import view_pool, view_rows
+from engine.progress import Progress
 
 # Columns of gate and up that lie side by side: those that one tile multiplies.
 _GATE_UNIT = 16
@@ -110,8 +111,9 @@ class NativeDecoder:
 class NativeRun:
     """One engine's steps. Not for two threads at once."""
 
-    def __init__(self, decoder: NativeDecoder) -> None:
+    def __init__(self, decoder: NativeDecoder, progress: Progress | None = None) -> None:
         self._decoder = decoder
+        self._progress = progress or Progress()
         self._workspace = decoder.library.new_workspace()
         weakref.finalize(self, decoder.library.free_workspace, self._workspace)
 
@@ -147,6 +149,7 @@ class NativeRun:
             logits=logits.data_ptr(),
             pool=view_pool(batch.paged.pool),
             paged=view_rows(batch.paged),
+            progress=self._progress.address,
         )
         decoder.library.run_layers(decoder.weights, self._workspace, step)
         return logits

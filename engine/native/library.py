@@ -96,6 +96,7 @@ class Step(Structure):
         ("logits", c_void_p),
         ("pool", PoolView),
         ("paged", PagedRows),
+        ("progress", c_void_p),
     )
 
 

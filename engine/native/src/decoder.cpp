@@ -133,8 +133,10 @@ template <class T>
 void run_layers(const ModelWeights& model, Workspace& workspace, const Step& step) {
   if (step.first_layer == 0)
     embed<T>(model, step, workspace.residual.get<float>(step.num_rows * model.hidden));
-  for (int64_t layer = step.first_layer; layer < step.last_layer; ++layer)
+  for (int64_t layer = step.first_layer; layer < step.last_layer; ++layer) {
     run_layer<T>(model, layer, workspace, step);
+    __atomic_fetch_add(step.progress, 1, __ATOMIC_RELAXED);
+  }
   if (step.last_layer == model.num_layers) write_logits<T>(model, workspace, step);
 }
 

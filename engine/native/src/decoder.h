@@ -39,7 +39,7 @@ struct ModelWeights {
 };
 
 // Layers [first_layer, last_layer) of one step. Layer 0 begins with the embedding, the last ends with the logits;
-// between two calls the rows wait in the workspace.
+// between two calls the rows wait in the workspace. `progress` goes up by one with every layer.
 struct Step {
   int64_t num_threads, first_layer, last_layer, num_rows;
   const int64_t* token_ids;  // [T]
@@ -49,6 +49,7 @@ struct Step {
   float* logits;              // [R][vocab]
   PoolView pool;
   PagedRows paged;
+  int64_t* progress;  // read by other threads
 };
 
 // One for each engine: two steps at once need two.
