@@ -30,6 +30,7 @@ from engine.kv_pool import KVPool
 from engine.layer_watch import LayerWatch
 from engine.layout import KVLayout
 from engine.loading import LoadedModel
+from engine.progress import Progress
 from tests.unit.engine.driving import generate, prompt, request
 
 CPU = torch.device("cpu")
@@ -210,7 +211,7 @@ def broken(*_: object, **__: object) -> torch.Tensor:
 def test_a_model_runs_with_what_works_and_the_log_says_what_was_lost(tried, monkeypatch, caplog):
     monkeypatch.setattr("engine.cuda_graphs.DecodeGraph", broken)
     model, pool = tried(flex_attention)
-    run = cuda_run(model, model.module, pool)
+    run = cuda_run(model, model.module, pool, Progress())
     assert isinstance(run, CudaRun)
     assert not run._graph_sizes
     assert "running without CUDA graphs: a trial failed" in caplog.text
@@ -219,7 +220,7 @@ def test_a_model_runs_with_what_works_and_the_log_says_what_was_lost(tried, monk
 
 def test_a_model_whose_flex_attention_fails_runs_on_torch(tried, caplog):
     model, pool = tried(broken)
-    assert cuda_run(model, model.module, pool) is None
+    assert cuda_run(model, model.module, pool, Progress()) is None
     assert "running without FlexAttention: a trial failed: no such instruction" in caplog.text
 
 
@@ -228,19 +229,19 @@ def test_a_model_whose_flex_attention_is_wrong_runs_on_torch(tried, caplog):
         return flex_attention(*args, **(options | {"score_mod": lambda score, *_: score + 1 - score}))
 
     model, pool = tried(wrong)
-    assert cuda_run(model, model.module, pool) is None
+    assert cuda_run(model, model.module, pool, Progress()) is None
     assert "running without FlexAttention: a trial failed: they give other logits" in caplog.text
 
 
 def test_compile_on_refuses_what_does_not_work(tried):
     model, pool = tried(broken, "on")
     with pytest.raises(ModelError, match=r"compile: on .* CUDA graphs cannot be had"):
-        cuda_run(model, model.module, pool)
+        cuda_run(model, model.module, pool, Progress())
 
 
 def test_without_triton_a_model_runs_on_torch(loaded, monkeypatch, caplog):
     monkeypatch.setattr("engine.cuda_start.find_spec", lambda _: None)
     model = loaded("llama", "off")
     pool = KVPool(model.layout(16), 4, CPU)
-    assert cuda_run(replace(model, compile="auto"), model.module, pool) is None
+    assert cuda_run(replace(model, compile="auto"), model.module, pool, Progress()) is None
     assert "the package triton is not installed" in caplog.text
