@@ -7,6 +7,7 @@ import os
 import signal
 import socket
 from collections.abc import AsyncIterator, Callable
+from contextlib import suppress
 from functools import partial
 
 import ray
@@ -14,6 +15,7 @@ from ray import ObjectRef, ObjectRefGenerator
 from ray.actor import ActorHandle
 from ray.exceptions import RayActorError, RayTaskError, RuntimeEnvSetupError
 from ray.runtime_env import RuntimeEnv
+from ray.util import list_named_actors
 
 from cluster.actors.worker_actor import WorkerActor
 from cluster.control.worker_handle import Loading, Pending, StartEvent, StartFailed, WorkerGone, WorkerSpec
@@ -21,7 +23,7 @@ from cluster.nodes.network import Bind, is_here
 from cluster.nodes.placement import Wanted, can_take, why_pending
 from cluster.nodes.processes import ProcessId
 from cluster.nodes.ray_environment import packed
-from cluster.nodes.ray_nodes import is_placed, ray_nodes
+from cluster.nodes.ray_nodes import is_placed, process_here, ray_nodes
 
 # All our actors, of all clusters, are in this namespace of Ray.
 NAMESPACE = "pdserve"
@@ -35,18 +37,22 @@ def actor_name(cluster: str, what: str) -> str:
 
 
 class RayWorker:
-    """Implements WorkerHandle."""
+    """Implements WorkerHandle. `actor`: the one that runs already, if it is not to be made."""
 
-    def __init__(self, spec: WorkerSpec) -> None:
+    def __init__(self, spec: WorkerSpec, actor: ActorHandle[WorkerActor] | None = None) -> None:
         self._spec = spec
-        self._actor: ActorHandle[WorkerActor] | None = None
+        self._actor = actor
         self._process: ProcessId | None = None
 
     async def start(self) -> AsyncIterator[StartEvent]:
         try:
             wanted = await asyncio.to_thread(_where, self._spec)
-            environment = await asyncio.to_thread(packed, self._spec.pool.runtime_env)
-            self._actor = _create(self._spec, wanted, environment)
+            environment = None
+            if self._actor is None:
+                environment = await asyncio.to_thread(packed, self._spec.pool.runtime_env)
+                self._actor = _create(self._spec, wanted, environment)
+            else:
+                self._process = await asyncio.to_thread(process_here, self._actor)
             events = self._actor.start.options(num_returns="streaming").remote()
             async for reference in _with_patience(
                 events, partial(_why_no_news, self._actor, wanted, environment)
@@ -87,6 +93,17 @@ class RayWorker:
         # A stopped process does not hear Ray. Its pid means something on its own node only.
         if self._process is not None and self._process.find() is not None:
             os.kill(self._process.pid, signal.SIGKILL)
+
+
+def running_workers(cluster: str) -> dict[str, ActorHandle]:
+    """Those of that cluster that Ray has, by what their names say: "prefill-0/KEY"."""
+    prefix, found = actor_name(cluster, ""), {}
+    for each in list_named_actors(all_namespaces=True):
+        what = each["name"].removeprefix(prefix)
+        if each["namespace"] == NAMESPACE and each["name"].startswith(prefix) and "/" in what:
+            with suppress(ValueError):  # it ended meanwhile
+                found[what] = ray.get_actor(each["name"], NAMESPACE)
+    return found
 
 
 def _where(spec: WorkerSpec) -> Wanted:

@@ -34,42 +34,64 @@ class WorkerActor:
         log_to(spec.log_folder, spec.worker_id, spec.observability)
         self._spec = spec
         self._worker: RoleWorker | None = None
+        self._told: list[StartEvent] = []
+        self._news = asyncio.Event()
+        self._starting: asyncio.Task[None] | None = None
+        self._stopping: asyncio.Task[None] | None = None
         self._stopped = asyncio.Event()
         code = Path(cluster.__file__).parents[1]
         log.info("starting worker=%s node=%s code=%s", spec.worker_id, _node_address(), code)
 
     async def start(self) -> AsyncIterator[StartEvent]:
-        """Loading any number of times, then Started or StartFailed."""
+        """Loading any number of times, then Started or StartFailed.
+
+        The start goes on whoever asked for it: another controller may ask again, hears how it stands, and
+        then the same.
+        """
+        if self._starting is None:
+            self._starting = asyncio.ensure_future(self._start())
+        num_seen = max(0, len(self._told) - 1)
+        while True:
+            for event in self._told[num_seen:]:
+                num_seen += 1
+                yield event
+                if not isinstance(event, Loading):
+                    await asyncio.shield(self._starting)
+                    return
+            if num_seen == len(self._told):
+                await self._news.wait()
+
+    async def _start(self) -> None:
         loop = asyncio.get_running_loop()
-        events: asyncio.Queue[StartEvent] = asyncio.Queue()
 
         def progress(detail: str) -> None:
-            loop.call_soon_threadsafe(events.put_nowait, Loading(socket.gethostname(), os.getpid(), detail))
+            loop.call_soon_threadsafe(self._tell, Loading(socket.gethostname(), os.getpid(), detail))
 
-        progress("loading libraries")
-        starting = asyncio.ensure_future(self._start(progress, events))
-        while True:
-            event = await events.get()
-            yield event
-            if not isinstance(event, Loading):
-                break
-        await starting
-
-    async def _start(self, progress: Callable[[str], None], events: asyncio.Queue[StartEvent]) -> None:
+        self._tell(Loading(socket.gethostname(), os.getpid(), "loading libraries"))
         try:
             loaded = await asyncio.to_thread(_load_engine, self._spec, progress)
             host = _node_address() if self._spec.bind is Bind.NODE else LOOPBACK
             self._worker = _make_worker(self._spec, loaded, host)
-            events.put_nowait(Started(await self._worker.start()))
+            self._tell(Started(await self._worker.start()))
         except Exception as error:  # whatever it is, the controller must hear of it
             log.exception("worker=%s cannot start", self._spec.worker_id)
-            events.put_nowait(StartFailed(_in_one_line(error)))
+            self._tell(StartFailed(_in_one_line(error)))
+
+    def _tell(self, event: StartEvent) -> None:
+        self._told.append(event)
+        news, self._news = self._news, asyncio.Event()
+        news.set()
 
     async def wait_stopped(self) -> None:
         await self._stopped.wait()
 
     async def stop(self, drain_timeout_s: float | None) -> None:
-        """Drain, at most for so long, then end."""
+        """Drain, at most for so long, then end. It goes on whoever asked for it, and once."""
+        if self._stopping is None:
+            self._stopping = asyncio.ensure_future(self._stop(drain_timeout_s))
+        await asyncio.shield(self._stopping)
+
+    async def _stop(self, drain_timeout_s: float | None) -> None:
         if self._worker is not None:
             try:
                 await asyncio.wait_for(self._worker.drain(), drain_timeout_s)

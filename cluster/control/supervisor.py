@@ -9,8 +9,8 @@ from __future__ import annotations
 import asyncio
 import logging
 import uuid
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
 
 from cluster.config import ClusterConfig
 from cluster.control.health import Patience, Verdict, judge, stuck_senders
@@ -34,10 +34,13 @@ from cluster.control.worker_handle import (
     WorkerSpec,
 )
 from cluster.nodes.network import Bind
-from pdserve.v1.cluster_pb2 import WORKER_STATE_UNHEALTHY
+from pdserve.v1.cluster_pb2 import WORKER_STATE_DRAINING, WORKER_STATE_UNHEALTHY
 from worker.identity import Role
 
 log = logging.getLogger(__name__)
+
+
+Launch = Callable[[WorkerSpec], WorkerHandle]
 
 
 class StartError(Exception):
@@ -50,6 +53,10 @@ class _Running:
 
     member: Member
     handle: WorkerHandle
+    # Its process was there before this supervisor.
+    is_adopted: bool = False
+    # Set when it has said how it is, or will not any more.
+    has_spoken: asyncio.Event = field(default_factory=asyncio.Event)
     # From when it serves.
     probe: Probe | None = None
     last_answer: float = 0.0  # the loop's clock
@@ -62,7 +69,7 @@ class Supervisor:
         self,
         config: ClusterConfig,
         membership: Membership,
-        launch: Callable[[WorkerSpec], WorkerHandle],
+        launch: Launch,
         log_folder: str | None = None,
         patience: Patience | None = None,
         bind: Bind = Bind.LOOPBACK,
@@ -79,6 +86,25 @@ class Supervisor:
         self._wake = asyncio.Event()
 
     # -- from outside ------------------------------------------------------------------------------
+
+    async def adopt(self, found: Mapping[str, Launch], patience_s: float) -> None:
+        """Takes in the workers that an earlier controller has left, before `start`. By WORKER_ID/KEY.
+
+        Returns when each has said how it is. One that does not within `patience_s` stays in the books as one
+        that starts, and has a start's time to answer.
+        """
+        taken_in = [self._take_in(what, launch) for what, launch in sorted(found.items())]
+        if taken_in:
+            log.info("adopting %s", ", ".join(sorted(found)))
+            waits = [asyncio.ensure_future(running.has_spoken.wait()) for running in taken_in]
+            _, silent = await asyncio.wait(waits, timeout=patience_s)
+            for wait in silent:
+                wait.cancel()
+
+    def _take_in(self, what: str, launch: Launch) -> _Running:
+        worker_id, _, key = what.partition("/")
+        member = Member(worker_id, Role(worker_id.rpartition("-")[0]), key, detail="was found running")
+        return self._watch_over(member, launch, is_adopted=True)
 
     def start(self) -> None:
         self._tasks.repeat(self._reconcile_when_woken, "reconcile")
@@ -130,13 +156,16 @@ class Supervisor:
             self._begin(worker_id, role)
 
     def _begin(self, worker_id: str, role: Role) -> None:
-        pool = self._config.pools.by_role()[role]
-        member = Member(worker_id, role, uuid.uuid4().hex[:8])
+        self._watch_over(Member(worker_id, role, uuid.uuid4().hex[:8]), self._launch)
+
+    def _watch_over(self, member: Member, launch: Launch, is_adopted: bool = False) -> _Running:
+        """From now on it is in the books, and `_live` leads its life."""
+        pool = self._config.pools.by_role()[member.role]
         spec = WorkerSpec(
             cluster=self._config.name,
-            worker_id=worker_id,
+            worker_id=member.worker_id,
             key=member.key,
-            role=role,
+            role=member.role,
             model=self._config.model,
             pool=pool,
             kv_transfer=self._config.kv_transfer,
@@ -144,10 +173,11 @@ class Supervisor:
             observability=self._config.observability,
             log_folder=self._log_folder,
         )
-        member.detail = f"waits to be placed: wants {spec.wanted()}"
-        running = self._running[member.key] = _Running(member, self._launch(spec))
+        member.detail = member.detail or f"waits to be placed: wants {spec.wanted()}"
+        running = self._running[member.key] = _Running(member, launch(spec), is_adopted)
         self._membership.add(member)
-        self._tasks.start(self._live(running, pool.start_timeout_s), worker_id)
+        self._tasks.start(self._live(running, pool.start_timeout_s), member.worker_id)
+        return running
 
     # -- one worker's life -------------------------------------------------------------------------
 
@@ -155,6 +185,7 @@ class Supervisor:
         member = running.member
         try:
             await self._become_ready(running, start_timeout_s)
+            running.has_spoken.set()
             await running.handle.wait_stopped()
             self._membership.move(member, WorkerState.STOPPED)
             self._membership.remove(member)
@@ -165,6 +196,7 @@ class Supervisor:
             raise
         finally:
             del self._running[member.key]
+            running.has_spoken.set()
             running.handle.kill()
             if running.probe is not None:
                 await running.probe.close()
@@ -179,6 +211,8 @@ class Supervisor:
         self._membership.start_succeeded(member.role)
         self._membership.move(member, WorkerState.READY)
         log.info("worker=%s ready address=%s pid=%s", member.worker_id, member.address, member.pid)
+        if member.report is not None and member.report.state == WORKER_STATE_DRAINING:
+            self.drain(member, None)  # an earlier controller has told it to, and for how long
 
     async def _start(self, running: _Running) -> None:
         async for event in running.handle.start():
@@ -187,6 +221,7 @@ class Supervisor:
             elif isinstance(event, Loading):
                 running.member.pid, running.member.node = event.pid, event.node
                 self._membership.describe(running.member, event.detail)
+                running.has_spoken.set()
             elif isinstance(event, StartFailed):
                 raise StartError(event.reason)
             elif isinstance(event, Started):
@@ -214,7 +249,8 @@ class Supervisor:
         log.warning("worker=%s %s → dead: %s", member.worker_id, member.state.value, reason)
         if member.state is WorkerState.DEAD:
             return  # it was given up, or killed for its silence
-        was_starting = member.state is WorkerState.STARTING
+        # What was there before says nothing of how the next start will go.
+        was_starting = member.state is WorkerState.STARTING and not self._running[member.key].is_adopted
         self._membership.move(member, WorkerState.DEAD, reason)
         if was_starting:
             num_failures = self._membership.pools[member.role].num_failures + 1

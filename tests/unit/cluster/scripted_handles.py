@@ -17,7 +17,14 @@ from cluster.control.worker_handle import (
     WorkerGone,
     WorkerSpec,
 )
-from pdserve.v1.cluster_pb2 import WORKER_STATE_READY, KVLayout, Quarantine, WorkerLimits, WorkerStatus
+from pdserve.v1.cluster_pb2 import (
+    WORKER_STATE_DRAINING,
+    WORKER_STATE_READY,
+    KVLayout,
+    Quarantine,
+    WorkerLimits,
+    WorkerStatus,
+)
 from pdserve.v1.worker_pb2 import DescribeRequest, DescribeResponse
 from pdserve.v1.worker_pb2_grpc import WorkerServicer, add_WorkerServicer_to_server
 
@@ -63,8 +70,18 @@ class ScriptedHandle(WorkerServicer):
         self._gone = asyncio.Event()
         self._server = grpc.aio.server()
         add_WorkerServicer_to_server(self, self._server)
+        self._address: str | None = None
+        # It does not even say how it stands.
+        self.is_mute = False
 
     async def start(self) -> AsyncIterator[StartEvent]:
+        """Again, for another controller: how it stands."""
+        if self.is_mute:
+            await self._gone.wait()
+            raise WorkerGone("its process ended: signal 9")
+        if self._address is not None:
+            yield Started(self._address)
+            return
         if self._pending_reason is not None:
             yield Pending(self._pending_reason)
             await self._gone.wait()
@@ -78,7 +95,8 @@ class ScriptedHandle(WorkerServicer):
             return
         port = self._server.add_insecure_port("127.0.0.1:0")
         await self._server.start()
-        yield Started(f"127.0.0.1:{port}")
+        self._address = f"127.0.0.1:{port}"
+        yield Started(self._address)
 
     async def wait_stopped(self) -> None:
         await self._any_of(self._stopped, self._gone)
@@ -92,6 +110,7 @@ class ScriptedHandle(WorkerServicer):
             wait.cancel()
 
     async def stop(self, drain_timeout_s: float | None) -> None:
+        self.state = WORKER_STATE_DRAINING
         await asyncio.wait_for(self._script.may_finish.wait(), drain_timeout_s)
         self._stopped.set()
 
