@@ -124,7 +124,7 @@ class PoolStatus(_message.Message):
     def __init__(self, role: _Optional[_Union[Role, str]] = ..., target: _Optional[int] = ..., workers: _Optional[_Iterable[_Union[WorkerStatus, _Mapping]]] = ..., unrecoverable_reason: _Optional[str] = ...) -> None: ...
 
 class WorkerStatus(_message.Message):
-    __slots__ = ("id", "instance_id", "role", "state", "detail", "address", "pid", "node", "device", "limits", "load", "counters", "kv_routes", "quarantines", "kernels", "speculation")
+    __slots__ = ("id", "instance_id", "role", "state", "detail", "address", "pid", "node", "device", "limits", "load", "counters", "kv_routes", "quarantines", "kernels", "speculation", "vitals")
     ID_FIELD_NUMBER: _ClassVar[int]
     INSTANCE_ID_FIELD_NUMBER: _ClassVar[int]
     ROLE_FIELD_NUMBER: _ClassVar[int]
@@ -141,6 +141,7 @@ class WorkerStatus(_message.Message):
     QUARANTINES_FIELD_NUMBER: _ClassVar[int]
     KERNELS_FIELD_NUMBER: _ClassVar[int]
     SPECULATION_FIELD_NUMBER: _ClassVar[int]
+    VITALS_FIELD_NUMBER: _ClassVar[int]
     id: str
     instance_id: str
     role: Role
@@ -157,7 +158,22 @@ class WorkerStatus(_message.Message):
     quarantines: _containers.RepeatedCompositeFieldContainer[Quarantine]
     kernels: str
     speculation: str
-    def __init__(self, id: _Optional[str] = ..., instance_id: _Optional[str] = ..., role: _Optional[_Union[Role, str]] = ..., state: _Optional[_Union[WorkerState, str]] = ..., detail: _Optional[str] = ..., address: _Optional[str] = ..., pid: _Optional[int] = ..., node: _Optional[str] = ..., device: _Optional[str] = ..., limits: _Optional[_Union[WorkerLimits, _Mapping]] = ..., load: _Optional[_Union[WorkerLoad, _Mapping]] = ..., counters: _Optional[_Union[WorkerCounters, _Mapping]] = ..., kv_routes: _Optional[_Iterable[_Union[KVRoute, _Mapping]]] = ..., quarantines: _Optional[_Iterable[_Union[Quarantine, _Mapping]]] = ..., kernels: _Optional[str] = ..., speculation: _Optional[str] = ...) -> None: ...
+    vitals: Vitals
+    def __init__(self, id: _Optional[str] = ..., instance_id: _Optional[str] = ..., role: _Optional[_Union[Role, str]] = ..., state: _Optional[_Union[WorkerState, str]] = ..., detail: _Optional[str] = ..., address: _Optional[str] = ..., pid: _Optional[int] = ..., node: _Optional[str] = ..., device: _Optional[str] = ..., limits: _Optional[_Union[WorkerLimits, _Mapping]] = ..., load: _Optional[_Union[WorkerLoad, _Mapping]] = ..., counters: _Optional[_Union[WorkerCounters, _Mapping]] = ..., kv_routes: _Optional[_Iterable[_Union[KVRoute, _Mapping]]] = ..., quarantines: _Optional[_Iterable[_Union[Quarantine, _Mapping]]] = ..., kernels: _Optional[str] = ..., speculation: _Optional[str] = ..., vitals: _Optional[_Union[Vitals, _Mapping]] = ...) -> None: ...
+
+class Vitals(_message.Message):
+    __slots__ = ("progress", "is_working", "is_compiling", "step_ms", "heartbeat_age_ms")
+    PROGRESS_FIELD_NUMBER: _ClassVar[int]
+    IS_WORKING_FIELD_NUMBER: _ClassVar[int]
+    IS_COMPILING_FIELD_NUMBER: _ClassVar[int]
+    STEP_MS_FIELD_NUMBER: _ClassVar[int]
+    HEARTBEAT_AGE_MS_FIELD_NUMBER: _ClassVar[int]
+    progress: int
+    is_working: bool
+    is_compiling: bool
+    step_ms: float
+    heartbeat_age_ms: int
+    def __init__(self, progress: _Optional[int] = ..., is_working: _Optional[bool] = ..., is_compiling: _Optional[bool] = ..., step_ms: _Optional[float] = ..., heartbeat_age_ms: _Optional[int] = ...) -> None: ...
 
 class Quarantine(_message.Message):
     __slots__ = ("sender_pid", "num_blocks", "age_ms")

@@ -29,6 +29,10 @@ class MetricsRequest(_message.Message):
     __slots__ = ()
     def __init__(self) -> None: ...
 
+class WatchVitalsRequest(_message.Message):
+    __slots__ = ()
+    def __init__(self) -> None: ...
+
 class MetricsResponse(_message.Message):
     __slots__ = ("exposition",)
     EXPOSITION_FIELD_NUMBER: _ClassVar[int]
@@ -186,16 +190,18 @@ class PrefillReport(_message.Message):
     def __init__(self, cached_tokens: _Optional[int] = ..., queue_ms: _Optional[float] = ..., prefill_ms: _Optional[float] = ...) -> None: ...
 
 class SequenceFailed(_message.Message):
-    __slots__ = ("transfer_id", "epoch", "code", "message")
+    __slots__ = ("transfer_id", "epoch", "code", "message", "reason")
     TRANSFER_ID_FIELD_NUMBER: _ClassVar[int]
     EPOCH_FIELD_NUMBER: _ClassVar[int]
     CODE_FIELD_NUMBER: _ClassVar[int]
     MESSAGE_FIELD_NUMBER: _ClassVar[int]
+    REASON_FIELD_NUMBER: _ClassVar[int]
     transfer_id: str
     epoch: int
     code: int
     message: str
-    def __init__(self, transfer_id: _Optional[str] = ..., epoch: _Optional[int] = ..., code: _Optional[int] = ..., message: _Optional[str] = ...) -> None: ...
+    reason: str
+    def __init__(self, transfer_id: _Optional[str] = ..., epoch: _Optional[int] = ..., code: _Optional[int] = ..., message: _Optional[str] = ..., reason: _Optional[str] = ...) -> None: ...
 
 class PrefillRequest(_message.Message):
     __slots__ = ("sequence", "reservation")

@@ -3,6 +3,7 @@
 import grpc
 import warnings
 
+from pdserve.v1 import cluster_pb2 as pdserve_dot_v1_dot_cluster__pb2
 from pdserve.v1 import worker_pb2 as pdserve_dot_v1_dot_worker__pb2
 
 GRPC_GENERATED_VERSION = '1.85.1'
@@ -45,6 +46,11 @@ class WorkerStub:
                 request_serializer=pdserve_dot_v1_dot_worker__pb2.MetricsRequest.SerializeToString,
                 response_deserializer=pdserve_dot_v1_dot_worker__pb2.MetricsResponse.FromString,
                 _registered_method=True)
+        self.Watch = channel.unary_stream(
+                '/pdserve.v1.Worker/Watch',
+                request_serializer=pdserve_dot_v1_dot_worker__pb2.WatchVitalsRequest.SerializeToString,
+                response_deserializer=pdserve_dot_v1_dot_cluster__pb2.Vitals.FromString,
+                _registered_method=True)
 
 
 class WorkerServicer:
@@ -64,6 +70,13 @@ class WorkerServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def Watch(self, request, context):
+        """At once and then each second, as long as it lives: whoever hears nothing for some seconds may go elsewhere.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
 
 def add_WorkerServicer_to_server(servicer, server):
     rpc_method_handlers = {
@@ -76,6 +89,11 @@ def add_WorkerServicer_to_server(servicer, server):
                     servicer.Metrics,
                     request_deserializer=pdserve_dot_v1_dot_worker__pb2.MetricsRequest.FromString,
                     response_serializer=pdserve_dot_v1_dot_worker__pb2.MetricsResponse.SerializeToString,
+            ),
+            'Watch': grpc.unary_stream_rpc_method_handler(
+                    servicer.Watch,
+                    request_deserializer=pdserve_dot_v1_dot_worker__pb2.WatchVitalsRequest.FromString,
+                    response_serializer=pdserve_dot_v1_dot_cluster__pb2.Vitals.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -133,6 +151,33 @@ class Worker:
             '/pdserve.v1.Worker/Metrics',
             pdserve_dot_v1_dot_worker__pb2.MetricsRequest.SerializeToString,
             pdserve_dot_v1_dot_worker__pb2.MetricsResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Watch(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_stream(
+            request,
+            target,
+            '/pdserve.v1.Worker/Watch',
+            pdserve_dot_v1_dot_worker__pb2.WatchVitalsRequest.SerializeToString,
+            pdserve_dot_v1_dot_cluster__pb2.Vitals.FromString,
             options,
             channel_credentials,
             insecure,

@@ -8,6 +8,7 @@ releases something is idempotent.
 
 from collections import abc as _abc
 from grpc import aio as _aio
+from pdserve.v1 import cluster_pb2 as _cluster_pb2
 from pdserve.v1 import worker_pb2 as _worker_pb2
 import abc as _abc_1
 import grpc as _grpc
@@ -39,6 +40,8 @@ class WorkerStub:
     Describe: _grpc.UnaryUnaryMultiCallable[_worker_pb2.DescribeRequest, _worker_pb2.DescribeResponse]
     Metrics: _grpc.UnaryUnaryMultiCallable[_worker_pb2.MetricsRequest, _worker_pb2.MetricsResponse]
     """What it measures. Its router adds who said so, and shows all workers' at one address."""
+    Watch: _grpc.UnaryStreamMultiCallable[_worker_pb2.WatchVitalsRequest, _cluster_pb2.Vitals]
+    """At once and then each second, as long as it lives: whoever hears nothing for some seconds may go elsewhere."""
 
 @_typing.type_check_only
 class WorkerAsyncStub(WorkerStub):
@@ -48,6 +51,8 @@ class WorkerAsyncStub(WorkerStub):
     Describe: _aio.UnaryUnaryMultiCallable[_worker_pb2.DescribeRequest, _worker_pb2.DescribeResponse]  # type: ignore[assignment]
     Metrics: _aio.UnaryUnaryMultiCallable[_worker_pb2.MetricsRequest, _worker_pb2.MetricsResponse]  # type: ignore[assignment]
     """What it measures. Its router adds who said so, and shows all workers' at one address."""
+    Watch: _aio.UnaryStreamMultiCallable[_worker_pb2.WatchVitalsRequest, _cluster_pb2.Vitals]  # type: ignore[assignment]
+    """At once and then each second, as long as it lives: whoever hears nothing for some seconds may go elsewhere."""
 
 class WorkerServicer(metaclass=_abc_1.ABCMeta):
     """Every worker."""
@@ -66,6 +71,14 @@ class WorkerServicer(metaclass=_abc_1.ABCMeta):
         context: _ServicerContext,
     ) -> _typing.Union[_worker_pb2.MetricsResponse, _abc.Awaitable[_worker_pb2.MetricsResponse]]:
         """What it measures. Its router adds who said so, and shows all workers' at one address."""
+
+    @_abc_1.abstractmethod
+    def Watch(
+        self,
+        request: _worker_pb2.WatchVitalsRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_abc.Iterator[_cluster_pb2.Vitals], _abc.AsyncIterator[_cluster_pb2.Vitals]]:
+        """At once and then each second, as long as it lives: whoever hears nothing for some seconds may go elsewhere."""
 
 def add_WorkerServicer_to_server(servicer: WorkerServicer, server: _typing.Union[_grpc.Server, _aio.Server]) -> None: ...
 
