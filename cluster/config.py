@@ -175,10 +175,12 @@ class RayConfig(_Section):
 
 
 def _checked_router(router: RouterSettings) -> RouterSettings:
-    for address in router.addresses().values():
+    taken: dict[str, str] = {}
+    for key, address in router.all_addresses():
         split_address(address)
-    if router.http == router.grpc:
-        raise ValueError(f"grpc and http are both {router.grpc}")
+        if taken.setdefault(address, key) != key:
+            of = "" if router.replicas == 1 else f" with {router.replicas} replicas, which count on"
+            raise ValueError(f"grpc and http are both {address}{of}")
     return router
 
 

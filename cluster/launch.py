@@ -28,9 +28,11 @@ from cluster.readiness import Progress, wait_for_router, wait_for_workers
 from cluster.state import (
     ClusterRecord,
     clear_folder,
+    control_file,
     fresh_folder,
     locked,
     read_record,
+    router_file,
     write_record,
     write_whole,
 )
@@ -62,10 +64,11 @@ def up(config: ClusterConfig, progress: Progress) -> Launched:
     refuse_early(config)
     with locked(config.name) as folder:
         _refuse_a_second(config.name)
-        for key, listening in config.router.addresses().items():
+        for key, listening in config.router.all_addresses():
             refuse_a_taken_port(key, listening)
         fresh_folder(folder)
-        record = ClusterRecord(name=config.name, router=config.router.grpc)
+        routers = tuple(address for key, address in config.router.all_addresses() if key == "grpc")
+        record = ClusterRecord(name=config.name, router=config.router.grpc, routers=routers)
         try:
             return _launch(config, folder, record, progress)
         except BaseException as error:
@@ -94,19 +97,20 @@ def _launch(config: ClusterConfig, folder: Path, record: ClusterRecord, progress
     from cluster.actors.handles import address, bind_here, connected, start_controller, start_router
 
     log_folder = folder / "logs"
+    for index in range(config.router.replicas):
+        written = _router_config(config, index, folder, model_folder).model_dump_json()
+        write_whole(router_file(folder, index), written)
     with connected(head.address):
         bind = bind_here(config)
         progress("controller", "starting")
         control = address("the controller", start_controller(anchored, folder, bind), CONTROLLER_TIMEOUT_S)
-        router_file = folder / "router.json"
-        write_whole(router_file, _router_config(config, control, model_folder).model_dump_json())
-        starting = start_router(config, router_file, log_folder, ROUTER_TIMEOUT_S)
+        starting = [start_router(anchored, folder, bind, index) for index in range(config.router.replicas)]
         wait_for_workers(config, control, progress)
-        router = address("the router", starting, ROUTER_TIMEOUT_S)
-        if all(pool.replicas for pool in config.pools.by_role().values()):
+        routers = [address("the router", each, ROUTER_TIMEOUT_S) for each in starting]
+        for router in routers if all(pool.replicas for pool in config.pools.by_role().values()) else ():
             wait_for_router(router, ROUTER_TIMEOUT_S)
         progress("router", "ready")
-    return Launched(config.name, router, config.router.http, head.address, log_folder)
+    return Launched(config.name, routers[0], config.router.http, head.address, log_folder)
 
 
 def _resolve_in_background(config: ClusterConfig, progress: Progress) -> Future[Path]:
@@ -148,14 +152,14 @@ def _start_ray(config: ClusterConfig, record: ClusterRecord, progress: Progress)
     return head
 
 
-def _router_config(config: ClusterConfig, control: str, model_folder: Path) -> RouterConfig:
+def _router_config(config: ClusterConfig, index: int, folder: Path, model_folder: Path) -> RouterConfig:
     return RouterConfig(
-        **config.router.model_dump(),
+        **config.router.replica(index).model_dump(),
         cluster=config.name,
-        router_id=f"{config.name}-router-0",
+        router_id=f"{config.name}-router-{index}",
         model=config.model.id,
         model_dir=model_folder,
-        control=control,
+        control_file=control_file(folder),
         observability=config.observability,
         max_model_len=config.model.max_model_len,
     )

@@ -3,7 +3,8 @@
 $XDG_STATE_HOME/pdserve/<name>/     (default ~/.local/state/pdserve; mode 0700)
     cluster.json                    the record
     lock                            held by the `up` or `down` that is at work
-    targets.json, router.json       the controller's and the router's own
+    targets.json, control.json      the controller's own: what was asked for last, and where it serves
+    router-0.json …                 each router's configuration
     logs/                           one file for each of our processes, kept after `down`
 """
 
@@ -31,6 +32,8 @@ class ClusterRecord(BaseModel):
 
     name: str
     router: str  # host:port
+    # Of all replicas.
+    routers: tuple[str, ...] = ()
     ray_address: str | None = None
     # A Ray of ours: its folder, and the Unix session that all its processes are in.
     ray_folder: Path | None = None
@@ -106,13 +109,23 @@ def fresh_folder(folder: Path) -> None:
 
 def clear_folder(folder: Path, keep_logs: bool) -> bool:
     """Logs are kept only where somebody has written something; the answer says whether."""
-    for name in ("cluster.json", "targets.json", "router.json"):
+    routers = (path.name for path in folder.glob("router-*.json"))
+    for name in ("cluster.json", "targets.json", "control.json", *routers):
         (folder / name).unlink(missing_ok=True)
     logs = folder / "logs"
     if keep_logs and any(path.stat().st_size for path in logs.glob("*")):
         return True
     shutil.rmtree(logs, ignore_errors=True)
     return False
+
+
+def control_file(folder: Path) -> Path:
+    """Where the controller that is there says where it serves: {"address": host:port}."""
+    return folder / "control.json"
+
+
+def router_file(folder: Path, index: int) -> Path:
+    return folder / f"router-{index}.json"
 
 
 def write_record(record: ClusterRecord) -> None:

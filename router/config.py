@@ -15,6 +15,9 @@ HostName = Annotated[str, Field(pattern=r"^[A-Za-z0-9._-]+$")]
 PositiveSeconds = Annotated[float, Field(gt=0, allow_inf_nan=False)]
 
 
+MAX_REPLICAS = 16
+
+
 class QueueOrder(Enum):
     """Who leaves the router's queue next."""
 
@@ -31,6 +34,8 @@ class RouterSettings(BaseModel):
     grpc: str = "127.0.0.1:50051"
     # None: no HTTP is served.
     http: str | None = None
+    # Routers of the same pools. The first has these ports, each further one the next.
+    replicas: Annotated[int, Field(gt=0, le=MAX_REPLICAS)] = 1
     # Names, without a port, under which HTTP answers besides addresses and localhost. Where it listens beyond
     # loopback and there are none: any.
     http_hosts: tuple[HostName, ...] = ()
@@ -54,6 +59,21 @@ class RouterSettings(BaseModel):
     def addresses(self) -> dict[str, str]:
         """Where the router listens, by the setting that says so."""
         return {"grpc": self.grpc} | ({} if self.http is None else {"http": self.http})
+
+    def replica(self, index: int) -> RouterSettings:
+        """With its own ports: those of the first, counted on."""
+        ports = {key: _counted_on(address, index) for key, address in self.addresses().items()}
+        return self.model_copy(update=ports)
+
+    def all_addresses(self) -> list[tuple[str, str]]:
+        """Of all replicas, each with the setting that says so."""
+        return [each for index in range(self.replicas) for each in self.replica(index).addresses().items()]
+
+
+def _counted_on(address: str, index: int) -> str:
+    """ "127.0.0.1:50051", 1 → "127.0.0.1:50052". What is no address stays what it is."""
+    host, colon, port = address.rpartition(":")
+    return f"{host}{colon}{int(port) + index}" if port.isascii() and port.isdecimal() else address
 
 
 class RouterConfig(RouterSettings):

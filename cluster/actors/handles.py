@@ -6,7 +6,7 @@ import logging
 import signal
 import socket
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 import grpc
@@ -15,12 +15,10 @@ from ray import ObjectRef
 from ray._private.services import canonicalize_bootstrap_address
 from ray.exceptions import GetTimeoutError, RayActorError, RayTaskError
 from ray.util import list_named_actors
-from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from cluster.actors.ray_worker import NAMESPACE, actor_name, how_it_died
-from cluster.actors.router_actor import RouterActor
+from cluster.actors.router_actor import find_controller, find_router
 from cluster.config import ClusterConfig, split_address
-from cluster.control.controller import Controller
 from cluster.errors import PartError
 from cluster.nodes.network import Bind, choose_bind
 from cluster.nodes.ray_nodes import ray_nodes
@@ -79,18 +77,13 @@ def bind_here(config: ClusterConfig) -> Bind:
 
 
 def start_controller(config: ClusterConfig, folder: Path, bind: Bind) -> ObjectRef[str]:
-    """Its result: the address of its Control. It begins to start the workers at once."""
-    controller = _create(Controller, actor_name(config.name, "controller"), config, str(folder), bind)
-    return controller.start.remote()
+    """Its result: the address of its Control. It begins to start workers and routers at once."""
+    return find_controller(config, str(folder), bind).start.remote()
 
 
-def start_router(
-    config: ClusterConfig, config_file: Path, log_folder: Path, timeout_s: float
-) -> ObjectRef[str]:
-    """Its result: the address that the router serves."""
-    arguments = (str(config_file), str(log_folder), config.observability)
-    router = _create(RouterActor, actor_name(config.name, "router-0"), *arguments)
-    return router.start.remote(timeout_s)
+def start_router(config: ClusterConfig, folder: Path, bind: Bind, index: int) -> ObjectRef[str]:
+    """Its result: the address that the router serves. The controller starts it too; it starts once."""
+    return find_router(config, str(folder), bind, index).start.remote()
 
 
 def address(what: str, starting: ObjectRef[str], timeout_s: float) -> str:
@@ -106,35 +99,28 @@ def address(what: str, starting: ObjectRef[str], timeout_s: float) -> str:
 
 
 def end_actors(cluster: str) -> None:
-    """Every actor of that cluster, and of no other; the controller first, which would replace the rest."""
-    prefix = actor_name(cluster, "")
-    names = [
-        each["name"] for each in list_named_actors(all_namespaces=True) if each["namespace"] == NAMESPACE
-    ]
-    ours = sorted(
-        (name for name in names if name.startswith(prefix)), key=lambda name: "controller" not in name
-    )
-    for name in ours:
-        try:
-            actor = ray.get_actor(name, NAMESPACE)
-            if name.split("/")[1] in ("controller", "router-0"):
-                ray.get(actor.stop.remote(), timeout=_STOP_TIMEOUT_S)
-            ray.kill(actor)
-        except (ValueError, RayActorError):
-            continue  # it ended meanwhile
-        except GetTimeoutError:
-            ray.kill(actor)
+    """Every actor of that cluster, and of no other. Nobody shall replace what ends: first all rest."""
+    actors = _actors(cluster)
+    parts = [actor for name, actor in actors.items() if "/" not in name]
+    _ask_all([actor.rest.remote() for actor in parts])
+    _ask_all([actor.stop.remote() for actor in parts])
+    # Once more, for one that was just being made.
+    for actor in (*actors.values(), *_actors(cluster).values()):
+        ray.kill(actor)
 
 
-def _create(kind: type, name: str, *arguments: object) -> ray.actor.ActorHandle:
-    """A detached actor on this node that takes nothing of Ray's count."""
-    here = NodeAffinitySchedulingStrategy(ray.get_runtime_context().get_node_id(), soft=False)
-    options = {
-        "name": name,
-        "namespace": NAMESPACE,
-        "lifetime": "detached",
-        "max_restarts": 0,
-        "num_cpus": 0,
-        "scheduling_strategy": here,
-    }
-    return ray.remote(kind).options(**options).remote(*arguments)
+def _actors(cluster: str) -> dict[str, ray.actor.ActorHandle]:
+    """By the part of the name behind the cluster's: "controller", "router-0", "decode-1/KEY"."""
+    prefix, found = actor_name(cluster, ""), {}
+    for each in list_named_actors(all_namespaces=True):
+        if each["namespace"] == NAMESPACE and each["name"].startswith(prefix):
+            with suppress(ValueError):  # it ended meanwhile
+                found[each["name"].removeprefix(prefix)] = ray.get_actor(each["name"], NAMESPACE)
+    return found
+
+
+def _ask_all(answers: list[ObjectRef[None]]) -> None:
+    """Each in its own time; who is gone or does not answer is ended all the same."""
+    for answer in answers:
+        with suppress(RayActorError, GetTimeoutError):
+            ray.get(answer, timeout=_STOP_TIMEOUT_S)

@@ -1,7 +1,8 @@
 """The Ray actor that keeps one router running: a child process of its own, without Ray and without torch.
 
 The child's stdin is a pipe that nobody writes to: when this actor dies, it closes, and the router ends.
-Every start and end of the child is in logs/router.log, with the child's own lines between.
+Every start and end of the child is in its log, with the child's own lines between. Besides, the actor makes
+another controller where there is none any more; the controller does the same for it.
 """
 
 from __future__ import annotations
@@ -15,13 +16,21 @@ import sys
 import time
 from pathlib import Path
 
+from ray.actor import ActorHandle
+
 from cluster.actors.actor_process import die_with_parent, log_to
+from cluster.actors.guard import Guard, named_actor
+from cluster.actors.ray_worker import actor_name
+from cluster.config import ClusterConfig
 from cluster.control.policy import retry_delay_s
-from observability.config import ObservabilityConfig
+from cluster.control.tasks import Tasks
+from cluster.nodes.network import Bind
+from cluster.state import router_file
 from observability.logs import message_of
 
 log = logging.getLogger(__name__)
 
+_START_TIMEOUT_S = 30.0
 _STOP_GRACE_S = 10.0
 
 
@@ -30,28 +39,44 @@ class RouterStartError(Exception):
 
 
 class RouterActor:
-    """`config_file`: a router.config.RouterConfig as JSON, on this node."""
+    """`folder`: the cluster's own, on this node, with this router's configuration (see cluster.state)."""
 
-    def __init__(self, config_file: str, log_folder: str, observability: ObservabilityConfig) -> None:
+    def __init__(self, config: ClusterConfig, folder: str, bind: Bind, index: int) -> None:
         die_with_parent()
-        log_to(log_folder, "router", observability)
-        self._config_file = config_file
-        self._log_path = Path(log_folder) / "router.log"
+        name = "router" if index == 0 else f"router-{index}"
+        log_to(str(Path(folder) / "logs"), name, config.observability)
+        self._config_file = router_file(Path(folder), index)
+        self._log_path = Path(folder) / "logs" / f"{name}.log"
         self._log_file = open(self._log_path, "ab")  # noqa: SIM115 - the child's stderr, for all its lives
+        self._controller = Guard("the controller", lambda: find_controller(config, folder, bind))
         self._child: asyncio.subprocess.Process | None = None
-        self._supervising: asyncio.Task[None] | None = None
+        self._starting: asyncio.Future[str] | None = None
+        self._tasks = Tasks()
+        self._num_failures = 0
         self.num_restarts = 0
 
-    async def start(self, timeout_s: float) -> str:
-        """The address it serves. Raises RouterStartError."""
-        address = await self._start_child(timeout_s)
-        self._supervising = asyncio.ensure_future(self._supervise(timeout_s))
+    async def start(self) -> str:
+        """The address it serves. Asked again it is the same. Raises RouterStartError."""
+        if self._starting is None or (self._starting.done() and self._starting.exception() is not None):
+            self._starting = asyncio.ensure_future(self._start())
+        return await asyncio.shield(self._starting)
+
+    async def _start(self) -> str:
+        address = await self._start_child()
+        self._tasks.repeat(self._supervise, "supervise")
+        self._tasks.repeat(self._controller.keep, "guard of the controller")
         return address
+
+    async def ping(self) -> None:
+        """That it answers is the answer."""
+
+    async def rest(self) -> None:
+        """Starts nothing any more, neither its router nor a controller: the cluster ends."""
+        await self._tasks.close()
 
     async def stop(self) -> None:
         """Requests in flight have the router's own short time to end."""
-        if self._supervising is not None:
-            self._supervising.cancel()
+        await self.rest()
         if self._child is None or self._child.returncode is not None:
             return
         self._child.terminate()
@@ -60,25 +85,23 @@ class RouterActor:
         except asyncio.TimeoutError:
             self._child.kill()
 
-    async def _supervise(self, timeout_s: float) -> None:
+    async def _supervise(self) -> None:
         """A router that ends by itself is started again: at once the first time, then ever later."""
-        num_failures = 0
-        while True:
-            started = time.monotonic()
-            code = await self._child.wait() if self._child is not None else None
-            num_failures = 0 if time.monotonic() - started > 60 else num_failures + 1
-            self.num_restarts += 1
-            log.warning("router ended (code %s); restart %d", code, self.num_restarts)
-            await asyncio.sleep(retry_delay_s(num_failures - 1) if num_failures else 0)
-            try:
-                await self._start_child(timeout_s)
-            except RouterStartError as error:
-                log.error("%s", error)
+        started = time.monotonic()
+        code = await self._child.wait() if self._child is not None else None
+        self._num_failures = 0 if time.monotonic() - started > 60 else self._num_failures + 1
+        self.num_restarts += 1
+        log.warning("router ended (code %s); restart %d", code, self.num_restarts)
+        await asyncio.sleep(retry_delay_s(self._num_failures - 1) if self._num_failures else 0)
+        try:
+            await self._start_child()
+        except RouterStartError as error:
+            log.error("%s", error)
 
-    async def _start_child(self, timeout_s: float) -> str:
+    async def _start_child(self) -> str:
         self._child = await asyncio.create_subprocess_exec(
             sys.executable,
-            *("-m", "router", "--config", self._config_file),
+            *("-m", "router", "--config", str(self._config_file)),
             env=_without_ray(os.environ),
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
@@ -86,7 +109,7 @@ class RouterActor:
         )
         said = self._child.stdout
         try:
-            line = await asyncio.wait_for(said.readline(), timeout_s) if said is not None else b""
+            line = await asyncio.wait_for(said.readline(), _START_TIMEOUT_S) if said is not None else b""
             address: str = json.loads(line)["grpc"]
         except (asyncio.TimeoutError, ValueError, KeyError) as error:
             if self._child.returncode is None:
@@ -99,6 +122,19 @@ class RouterActor:
     def _last_line(self) -> str:
         lines = self._log_path.read_text(encoding="utf-8", errors="replace").strip().splitlines()
         return message_of(lines[-1]) if lines else "it said nothing"
+
+
+def find_router(config: ClusterConfig, folder: str, bind: Bind, index: int) -> ActorHandle:
+    """Made if there is none."""
+    return named_actor(RouterActor, actor_name(config.name, f"router-{index}"), config, folder, bind, index)
+
+
+def find_controller(config: ClusterConfig, folder: str, bind: Bind) -> ActorHandle:
+    """Made if there is none."""
+    # Each of the two can make the other; and a router's keeper is lighter while it need not.
+    from cluster.control.controller import Controller
+
+    return named_actor(Controller, actor_name(config.name, "controller"), config, folder, bind)
 
 
 def _without_ray(environment: os._Environ[str]) -> dict[str, str]:

@@ -1,30 +1,39 @@
 """The controller: a Ray actor on the node where `up` ran. It owns the cluster's membership.
 
-Takes no CPU of Ray's count and is never restarted by Ray. It starts the workers, so they are its to watch;
-they are detached actors with names, and the targets are in a file, so that they outlive it.
+Takes no CPU of Ray's count and is never restarted by Ray: a router's actor makes another one. It starts the
+workers, so they are its to watch; they are detached actors with names, and the targets are in a file, so that
+they outlive it, and the next one adopts them.
 """
 
 from __future__ import annotations
 
+import asyncio
 import json
 import logging
+from functools import partial
 from pathlib import Path
 
 import grpc
 
 from cluster.actors.actor_process import die_with_parent, log_to
-from cluster.actors.ray_worker import RayWorker
+from cluster.actors.guard import Guard
+from cluster.actors.ray_worker import RayWorker, running_workers
+from cluster.actors.router_actor import find_router
 from cluster.config import ClusterConfig
 from cluster.control.control_service import ControlService, Watchers
 from cluster.control.membership import Membership
 from cluster.control.snapshot import cluster_snapshot
 from cluster.control.supervisor import Supervisor
+from cluster.control.tasks import Tasks
 from cluster.nodes.network import LOOPBACK, Bind
-from cluster.state import write_whole
+from cluster.state import control_file, write_whole
 from pdserve.v1 import cluster_pb2, cluster_pb2_grpc
 from worker.identity import Role
 
 log = logging.getLogger(__name__)
+
+# For the workers that an earlier controller has left to say how they are. Routers wait for it.
+_ADOPTION_S = 10.0
 
 
 class Controller:
@@ -36,17 +45,33 @@ class Controller:
         log_to(logs, "controller", config.observability)
         self._config = config
         self._targets_file = Path(folder) / "targets.json"
+        self._control_file = control_file(Path(folder))
+        self._starting: asyncio.Future[str] | None = None
+        self._tasks = Tasks()
+        self._routers = [
+            Guard(f"router-{index}", partial(find_router, config, folder, bind, index))
+            for index in range(config.router.replicas)
+        ]
         self._watchers = Watchers()
         self._membership = Membership(self._read_targets(), self._tell)
         self._supervisor = Supervisor(config, self._membership, RayWorker, logs, bind=bind)
         self._server = grpc.aio.server()
 
     async def start(self) -> str:
-        """Serves Control, and returns host:port. The workers begin to start.
+        """Serves Control, and returns host:port. Asked again it is the same."""
+        if self._starting is None or (self._starting.done() and self._starting.exception() is not None):
+            self._starting = asyncio.ensure_future(self._start())
+        return await asyncio.shield(self._starting)
+
+    async def _start(self) -> str:
+        """Adopts what runs; then the workers that are missing begin to start, and the routers.
 
         On loopback, wherever the workers are: only routers and commands speak to it, and they are on this
         node. Whoever reaches it may scale and drain.
         """
+        found = await asyncio.to_thread(running_workers, self._config.name)
+        adopted = {what: partial(RayWorker, actor=actor) for what, actor in found.items()}
+        await self._supervisor.adopt(adopted, _ADOPTION_S)
         service = ControlService(
             self._membership, self._supervisor, self._watchers, self._snapshot, self._write_targets
         )
@@ -54,12 +79,23 @@ class Controller:
         port = self._server.add_insecure_port(f"{LOOPBACK}:0")
         await self._server.start()
         self._write_targets()
+        write_whole(self._control_file, json.dumps({"address": f"{LOOPBACK}:{port}"}))
         self._supervisor.start()
+        for guard in self._routers:
+            self._tasks.repeat(guard.keep, "guard of a router")
         log.info("controller of %s serves %s:%d", self._config.name, LOOPBACK, port)
         return f"{LOOPBACK}:{port}"
 
+    async def ping(self) -> None:
+        """That it answers is the answer."""
+
+    async def rest(self) -> None:
+        """Starts no router any more: the cluster ends."""
+        await self._tasks.close()
+
     async def stop(self) -> None:
         """Stops deciding, so that what ends from now on stays ended."""
+        await self.rest()
         await self._supervisor.close()
         await self._server.stop(0)
 

@@ -93,9 +93,10 @@ class Supervisor:
         Returns when each has said how it is. One that does not within `patience_s` stays in the books as one
         that starts, and has a start's time to answer.
         """
-        taken_in = [self._take_in(what, launch) for what, launch in sorted(found.items())]
+        new = {what: launch for what, launch in found.items() if what.partition("/")[2] not in self._running}
+        taken_in = [self._take_in(what, launch) for what, launch in sorted(new.items())]
         if taken_in:
-            log.info("adopting %s", ", ".join(sorted(found)))
+            log.info("adopting %s", ", ".join(sorted(new)))
             waits = [asyncio.ensure_future(running.has_spoken.wait()) for running in taken_in]
             _, silent = await asyncio.wait(waits, timeout=patience_s)
             for wait in silent:

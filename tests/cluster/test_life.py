@@ -15,6 +15,7 @@ from collections.abc import Awaitable, Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
+import psutil
 import pytest
 
 from cluster.nodes.processes import is_running
@@ -249,6 +250,64 @@ def test_a_killed_router_comes_back(running: Running) -> None:
             return answer.text
 
     assert "Paris" in asyncio.run(_retried(ask))
+
+
+def test_a_killed_controller_is_replaced_and_no_request_notices(running: Running) -> None:
+    async def scenario() -> None:
+        async with Client(running.address) as client:
+            before = await client.get_cluster(timeout=10)
+            asked = [asyncio.ensure_future(_ask_for_long(client, n)) for n in range(2)]
+            await _until(running.address, lambda now: _num_running(now) > 0)
+            killed = _process_of(running, "Controller")
+            killed.kill()
+            answer = await client.generate(
+                [ChatMessage("user", QUESTION)], temperature=0.0, max_tokens=20, timeout=60
+            )
+            assert "Paris" in answer.text
+            for ended in await asyncio.gather(*asked):
+                assert ended.finished is not None
+                assert ended.finished.num_resumes == 0
+            # The one that takes its place has adopted the same processes, and may do with them what it likes.
+            await _once(lambda: _answers_whole(client))
+            after = await client.get_cluster(timeout=10)
+            assert _pids(after) == _pids(before)
+            assert _process_of(running, "Controller") != killed
+            await asyncio.to_thread(running.commands.succeed, "scale", "decode=2")
+            await asyncio.to_thread(running.commands.succeed, "scale", "decode=1")
+            assert _pids(await client.get_cluster(timeout=10)) == _pids(before)
+
+    asyncio.run(scenario())
+
+
+def test_the_router_comes_back_when_its_keeper_is_killed(running: Running) -> None:
+    _process_of(running, "RouterActor").kill()
+
+    async def scenario() -> None:
+        async with Client(running.address) as client:
+            await _once(lambda: _answers_whole(client))
+
+    asyncio.run(scenario())
+    assert "Paris" in running.commands.succeed("generate", "--chat", QUESTION)
+
+
+def _process_of(running: Running, actor: str) -> psutil.Process:
+    """The one that runs this actor: Ray names it so."""
+    (found,) = [p for p in running.commands.processes("life") if f"ray::{actor}" in " ".join(p.cmdline())]
+    return found
+
+
+async def _answers_whole(client: Client) -> bool:
+    try:
+        return _is_whole(await client.get_cluster(timeout=10))
+    except PdserveError:
+        return False
+
+
+async def _once(is_so: Callable[[], Awaitable[bool]], timeout_s: float = 90.0) -> None:
+    deadline = time.monotonic() + timeout_s
+    while not await is_so():
+        assert time.monotonic() < deadline
+        await asyncio.sleep(0.1)
 
 
 def test_drain_takes_the_worker_and_scale_brings_one_back(running: Running) -> None:
