@@ -34,6 +34,7 @@ from kv_transfer.transport.collective_server import CollectiveStreams
 from kv_transfer.transport.grpc import GrpcPushServer, GrpcTransport
 from kv_transfer.ways import Way
 from pdserve.v1.errors import PdserveError
+from trust.trust import Trust
 
 LAYOUT = KVLayout(32, 8, 128, 16, "bfloat16", "nccl-pair")  # 2 MiB a block, as of an 8B model
 NUM_BLOCKS, NUM_TRANSFERS, INSTANCE = 256, 8, "decode"
@@ -54,12 +55,12 @@ class Silent:
     def on_freed(self, reservation: Reservation) -> None: ...
 
 
-def prefill(orders: Connection, address: str) -> None:
+def prefill(orders: Connection, address: str, trust: Trust) -> None:
     pool = KVPool(LAYOUT, NUM_BLOCKS, torch.device("cuda:0"))
     torch.manual_seed(1)
     pool.tensor.copy_(torch.randn(pool.tensor.shape, dtype=torch.bfloat16))
     torch.cuda.synchronize()
-    wire = GrpcTransport(LAYOUT.block_bytes)
+    wire = GrpcTransport(trust, LAYOUT.block_bytes)
     sender = Sender(
         LAYOUT, blocks := pool_blocks(pool), {"collective": CollectiveTransport(blocks, wire, timeout_s=60.0)}
     )
@@ -89,11 +90,12 @@ def main() -> int:
     table = ReservationTable(Silent(), LAYOUT)
     receiver = Receiver(INSTANCE, LAYOUT, blocks, table)
     streams = CollectiveStreams(receiver, blocks, "127.0.0.1")
-    server = GrpcPushServer(receiver, "127.0.0.1", 0, LAYOUT.block_bytes, kinds=[streams])
+    trust = Trust.fresh()
+    server = GrpcPushServer(receiver, trust, "127.0.0.1", 0, LAYOUT.block_bytes, kinds=[streams])
     server.start()
     context = multiprocessing.get_context("spawn")
     orders, theirs = context.Pipe()
-    process = context.Process(target=prefill, args=(theirs, server.address))
+    process = context.Process(target=prefill, args=(theirs, server.address, trust))
     process.start()
     num_bytes = NUM_BLOCKS * LAYOUT.block_bytes
     torch.manual_seed(1)

@@ -35,6 +35,7 @@ import psutil
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 
 from pdserve.v1 import generation_pb2, generation_pb2_grpc, worker_pb2, worker_pb2_grpc
+from trust.secret import Secret
 
 ROOT = Path(__file__).parents[1]
 PROMPT = list(range(128))
@@ -277,8 +278,10 @@ def serving(steps: float, a: argparse.Namespace) -> Iterator[Served]:
                 "model": "stub",
                 "model_dir": name,
                 "control": stub["control"],
+                "trust": {"secret": str(folder / "secret")},
                 "max_queued_requests": 2 * a.streams,
             }
+            Secret.fresh().write(folder / "secret")
             path = folder / "router.json"
             path.write_text(json.dumps(config))
             with child(a.router_core, log, "router", "--config", str(path)) as (process, router):

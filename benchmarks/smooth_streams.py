@@ -28,12 +28,15 @@ from statistics import median
 
 from rich.console import Console
 
+from cluster.state import cluster_folder
+from cluster.trusted import SECRET_FILE
 from pdserve import Client
 from pdserve.bench.arriving_kv import Order, Settings
-from pdserve.bench.child import running
+from pdserve.bench.child import running, tell_secret
 from pdserve.bench.own_cluster import own_cluster
 from pdserve.bench.transfer_ends import TRANSPORTS
 from pdserve.client import Delta, Finished, Role
+from trust.secret import Secret, read_secret
 
 ARRIVING_TOKENS = 512
 CONTEXT = 64
@@ -73,13 +76,13 @@ class Arriving:
 
 
 @contextmanager
-def arriving(settings: Settings) -> Iterator[Arriving]:
-    with running(lambda: _start(settings), _end) as process:
+def arriving(settings: Settings, secret: Secret) -> Iterator[Arriving]:
+    with running(lambda: _start(settings, secret), _end) as process:
         yield Arriving(process)
 
 
-def _start(settings: Settings) -> subprocess.Popen[str]:
-    return subprocess.Popen(
+def _start(settings: Settings, secret: Secret) -> subprocess.Popen[str]:
+    process = subprocess.Popen(
         [sys.executable, "-m", "pdserve.bench.arriving_kv", settings.dump()],
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
@@ -87,6 +90,8 @@ def _start(settings: Settings) -> subprocess.Popen[str]:
         env={**os.environ, "OMP_NUM_THREADS": "1"},
         start_new_session=True,
     )
+    tell_secret(process, secret)
+    return process
 
 
 def _end(process: subprocess.Popen[str]) -> None:
@@ -193,10 +198,13 @@ async def measure_transport(
 ) -> None:
     async with Client(address) as client:
         tok_s = await prefill_tok_s(client)
-        pool = (await client.get_cluster()).pool(Role.DECODE)
+        cluster = await client.get_cluster()
+        pool = cluster.pool(Role.DECODE)
         if pool is None:
             raise RuntimeError("there is no decode worker")
-        with arriving(Settings(pool.workers[0].address, transport, ARRIVING_TOKENS)) as source:
+        secret = read_secret(cluster_folder(cluster.name) / SECRET_FILE)
+        settings = Settings(pool.workers[0].address, transport, ARRIVING_TOKENS)
+        with arriving(settings, secret) as source:
             found = await measure(client, source, rates, options)
     for gaps in found.values():
         print(row(transport, tok_s, gaps), flush=True)

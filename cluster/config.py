@@ -15,6 +15,7 @@ from cluster.nodes.labels import checked_selector
 from engine.config import ByteSize, EngineConfig, ModelConfig
 from observability.config import ObservabilityConfig
 from router.config import RouterSettings
+from trust.tls import MutualTls
 from worker.identity import Role
 
 # Of one pool, by whatever way they are asked for: a slip of the finger shall not start a million.
@@ -158,6 +159,19 @@ class NetworkConfig(_Section):
     """
 
     bind: Literal["auto", "loopback", "node"] = "auto"
+    # Of all that router, controller and workers say to each other. None: in the clear.
+    tls: MutualTls | None = None
+    # Whether that may be, on a network that is trusted.
+    insecure: bool = False
+
+    @model_validator(mode="after")
+    def _is_closed(self) -> NetworkConfig:
+        if self.bind == "node" and self.tls is None and not self.insecure:
+            raise ValueError(
+                "bind: node lets workers speak over the network. Encrypt that by tls: {ca, cert, key} (see "
+                "docs/security.md), or write insecure: true where the network is trusted"
+            )
+        return self
 
 
 def _checked_ray_address(address: str) -> str:

@@ -12,7 +12,11 @@ def with_absolute_paths(config: ClusterConfig) -> ClusterConfig:
     """Raises LaunchError where a folder to be brought along is not here."""
     pools = {role.value: _pool(pool) for role, pool in config.pools.by_role().items()}
     model = config.model.model_copy(update={"id": _absolute(config.model.id)})
-    return config.model_copy(update={"model": model, "pools": config.pools.model_copy(update=pools)})
+    pools_here = config.pools.model_copy(update=pools)
+    # Workers read the files at the same paths of their own nodes.
+    tls = None if config.network.tls is None else config.network.tls.absolute()
+    network = config.network.model_copy(update={"tls": tls})
+    return config.model_copy(update={"model": model, "pools": pools_here, "network": network})
 
 
 def _pool(pool: PoolConfig) -> PoolConfig:

@@ -36,10 +36,12 @@ from cluster.state import (
     write_record,
     write_whole,
 )
+from cluster.trusted import make_secret, trust_files
 from cluster.undisturbed import undisturbed
 from engine.errors import ModelError
 from engine.weights import resolve_model
 from router.config import RouterConfig
+from trust.trust import TrustFiles
 
 RAY_TIMEOUT_S = 60.0
 CONTROLLER_TIMEOUT_S = 60.0
@@ -67,6 +69,7 @@ def up(config: ClusterConfig, progress: Progress) -> Launched:
         for key, listening in config.router.all_addresses():
             refuse_a_taken_port(key, listening)
         fresh_folder(folder)
+        make_secret(folder)
         routers = tuple(address for key, address in config.router.all_addresses() if key == "grpc")
         record = ClusterRecord(name=config.name, router=config.router.grpc, routers=routers)
         try:
@@ -97,15 +100,16 @@ def _launch(config: ClusterConfig, folder: Path, record: ClusterRecord, progress
     from cluster.actors.handles import address, bind_here, connected, start_controller, start_router
 
     log_folder = folder / "logs"
+    trust = trust_files(anchored, folder)
     for index in range(config.router.replicas):
-        written = _router_config(config, index, folder, model_folder).model_dump_json()
+        written = _router_config(config, index, folder, trust, model_folder).model_dump_json()
         write_whole(router_file(folder, index), written)
     with connected(head.address):
         bind = bind_here(config)
         progress("controller", "starting")
         control = address("the controller", start_controller(anchored, folder, bind), CONTROLLER_TIMEOUT_S)
         starting = [start_router(anchored, folder, bind, index) for index in range(config.router.replicas)]
-        wait_for_workers(config, control, progress)
+        wait_for_workers(config, control, trust.read(), progress)
         routers = [address("the router", each, ROUTER_TIMEOUT_S) for each in starting]
         for router in routers if all(pool.replicas for pool in config.pools.by_role().values()) else ():
             wait_for_router(router, ROUTER_TIMEOUT_S)
@@ -152,7 +156,9 @@ def _start_ray(config: ClusterConfig, record: ClusterRecord, progress: Progress)
     return head
 
 
-def _router_config(config: ClusterConfig, index: int, folder: Path, model_folder: Path) -> RouterConfig:
+def _router_config(
+    config: ClusterConfig, index: int, folder: Path, trust: TrustFiles, model_folder: Path
+) -> RouterConfig:
     return RouterConfig(
         **config.router.replica(index).model_dump(),
         cluster=config.name,
@@ -160,6 +166,7 @@ def _router_config(config: ClusterConfig, index: int, folder: Path, model_folder
         model=config.model.id,
         model_dir=model_folder,
         control_file=control_file(folder),
+        trust=trust,
         observability=config.observability,
         max_model_len=config.model.max_model_len,
     )

@@ -12,18 +12,20 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 from cluster.config import ClusterConfig
 from cluster.errors import PartError
 from pdserve.v1 import cluster_pb2, cluster_pb2_grpc
+from trust.channels import open_channel
+from trust.trust import Trust
 
 Progress = Callable[[str, str], None]
 """Told (what, how it stands) of every step: ("decode-0", "loading weights")."""
 
 
-def wait_for_workers(config: ClusterConfig, control: str, progress: Progress) -> None:
+def wait_for_workers(config: ClusterConfig, control: str, trust: Trust, progress: Progress) -> None:
     """Returns when every pool has what it was configured to have. Raises PartError.
 
     The first worker that fails at its start ends the waiting: the next ones would fail alike.
     """
     timeout_s = max(pool.start_timeout_s for pool in config.pools.by_role().values()) + 10.0
-    with _channel(control) as channel:
+    with open_channel(control, trust) as channel:
         stub = cluster_pb2_grpc.ControlStub(channel)
         snapshots = stub.Watch(cluster_pb2.WatchRequest(router_id="up"), timeout=timeout_s)
         seen: dict[str, str] = {}

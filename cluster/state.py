@@ -3,6 +3,7 @@
 $XDG_STATE_HOME/pdserve/<name>/     (default ~/.local/state/pdserve; mode 0700)
     cluster.json                    the record
     lock                            held by the `up` or `down` that is at work
+    secret                          what every call between the cluster's parts shows; mode 0600
     targets.json, control.json      the controller's own: what was asked for last, and where it serves
     router-0.json …                 each router's configuration
     logs/                           one file for each of our processes, kept after `down`
@@ -110,7 +111,7 @@ def fresh_folder(folder: Path) -> None:
 def clear_folder(folder: Path, keep_logs: bool) -> bool:
     """Logs are kept only where somebody has written something; the answer says whether."""
     routers = (path.name for path in folder.glob("router-*.json"))
-    for name in ("cluster.json", "targets.json", "control.json", *routers):
+    for name in ("cluster.json", "secret", "targets.json", "control.json", *routers):
         (folder / name).unlink(missing_ok=True)
     logs = folder / "logs"
     if keep_logs and any(path.stat().st_size for path in logs.glob("*")):

@@ -24,6 +24,8 @@ from observability.origin import Origin
 from observability.tracing import NO_TRACER, Tracer
 from pdserve.v1 import cluster_pb2, worker_pb2, worker_pb2_grpc
 from pdserve.v1.errors import Internal, PdserveError, Unavailable
+from trust.errors import TrustError
+from trust.trust import Trust
 from worker.control_server import ControlServer
 from worker.grammars import grammar_of
 from worker.identity import Role, WorkerIdentity, WorkerState
@@ -38,14 +40,15 @@ log = logging.getLogger(__name__)
 class DecodeWorker:
     """A shell on an engine that outlives it: `stop` leaves the engine as `start` found it.
 
-    `endpoint` makes the end that KV is pushed to; by default a gRPC server beside the control server.
-    `tracer` is closed by `stop`.
+    `trust`: who may call it. `endpoint` makes the end that KV is pushed to; by default a gRPC server beside
+    the control server. `tracer` is closed by `stop`.
     """
 
     def __init__(
         self,
         worker_id: str,
         loop: EngineLoop,
+        trust: Trust,
         host: str = "127.0.0.1",
         port: int = 0,
         role: Role = Role.DECODE,
@@ -57,12 +60,13 @@ class DecodeWorker:
         self.state = WorkerState.READY
         self._config = config or DecodeConfig()
         self._loop = loop
+        self._trust = trust
         self._host = host
         self._make_endpoint = endpoint or self._grpc_endpoint
         self._endpoint: PushEndpoint | None = None
         self._metrics = WorkerMetrics(self.describe)
         self._recorder = Recorder(worker_id, tracer)
-        self._server = ControlServer(host, port, self.describe, self._metrics)
+        self._server = ControlServer(trust, host, port, self.describe, self._metrics)
         self._sequences = Sequences(self.identity, loop, self._config, self._recorder, self._require_ready)
         self._intake = self._sequences.intake
         self._lease_watch: asyncio.Task[None] | None = None
@@ -74,7 +78,7 @@ class DecodeWorker:
     # -- life --------------------------------------------------------------------------------------
 
     async def start(self) -> str:
-        """Serves; returns the address. Raises RuntimeError where a port is taken."""
+        """Serves; returns the address. Raises RuntimeError where a port is taken, and TrustError."""
         self._asyncio = asyncio.get_running_loop()
         self._endpoint = self._make_endpoint(self._intake.receiver)
         self._sequences.begin(self._endpoint)
@@ -83,7 +87,7 @@ class DecodeWorker:
         self._loop.on_failure = self._on_engine_failure
         try:
             await self._server.start()
-        except RuntimeError:
+        except (RuntimeError, TrustError):
             self._endpoint.stop()
             await asyncio.wrap_future(self._loop.set_listener(None))
             raise
@@ -183,4 +187,6 @@ class DecodeWorker:
             self._sequences.end_all(error)
 
     def _grpc_endpoint(self, sink: FrameSink) -> PushEndpoint:
-        return GrpcPushServer(sink, self._host, self._config.kv_port, self._loop.engine.layout.block_bytes)
+        return GrpcPushServer(
+            sink, self._trust, self._host, self._config.kv_port, self._loop.engine.layout.block_bytes
+        )

@@ -35,6 +35,8 @@ from pdserve.v1.errors import (
 from prefill_worker.config import PrefillConfig
 from prefill_worker.prefill import FirstToken, Prefill
 from prefill_worker.service import PrefillServicer
+from trust.errors import TrustError
+from trust.trust import Trust
 from worker.control_server import ControlServer
 from worker.engine_calls import post_to_engine, run_on_engine
 from worker.grammars import grammar_of
@@ -51,13 +53,15 @@ log = logging.getLogger(__name__)
 class PrefillWorker:
     """A shell on an engine that outlives it: `stop` leaves the engine as `start` found it.
 
-    `transports` adds to the gRPC transport, or replaces it. `tracer` is closed by `stop`.
+    `trust`: who may call it, and how decode workers know it. `transports` adds to the gRPC transport, or
+    replaces it. `tracer` is closed by `stop`.
     """
 
     def __init__(
         self,
         worker_id: str,
         loop: EngineLoop,
+        trust: Trust,
         host: str = "127.0.0.1",
         port: int = 0,
         config: PrefillConfig | None = None,
@@ -69,12 +73,12 @@ class PrefillWorker:
         self._config = config or PrefillConfig()
         self._loop = loop
         layout = loop.engine.layout
-        grpc_transport = GrpcTransport(layout.block_bytes, self._config.connect_timeout_s)
+        grpc_transport = GrpcTransport(trust, layout.block_bytes, self._config.connect_timeout_s)
         by_name: dict[str, Transport] = {t.name: t for t in (grpc_transport, *transports)}
         self.sender = Sender(layout, pool_blocks(loop.engine.pool), by_name, self._config.sender)
         self._metrics = WorkerMetrics(self.describe)
         self._recorder = Recorder(worker_id, tracer)
-        self._server = ControlServer(host, port, self.describe, self._metrics)
+        self._server = ControlServer(trust, host, port, self.describe, self._metrics)
         # All prefills until their blocks are free again. The asyncio loop's.
         self._prefills: dict[str, Prefill] = {}
         self._is_idle = asyncio.Event()
@@ -90,7 +94,7 @@ class PrefillWorker:
     # -- life --------------------------------------------------------------------------------------
 
     async def start(self) -> str:
-        """Serves; returns the address. Raises RuntimeError where the port is taken."""
+        """Serves; returns the address. Raises RuntimeError where the port is taken, and TrustError."""
         self._asyncio = asyncio.get_running_loop()
         worker_pb2_grpc.add_PrefillWorkerServicer_to_server(
             PrefillServicer(self, self._recorder), self._server.server
@@ -100,7 +104,7 @@ class PrefillWorker:
         self._loop.on_failure = self._on_engine_failure
         try:
             await self._server.start()
-        except RuntimeError:
+        except (RuntimeError, TrustError):
             await self._stop_listening()
             raise
         log.info("serving worker=%s role=prefill address=%s", self.identity.worker_id, self.address)

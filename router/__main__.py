@@ -25,6 +25,7 @@ from router.config import RouterConfig, read_config
 from router.front.server import RouterServer
 from router.router import Router
 from router.text.model_folder import ModelFolderError
+from trust.errors import TrustError
 
 logger = logging.getLogger("router")
 
@@ -70,7 +71,7 @@ def main() -> int:
         config = read_config(arguments.config)
         log_by(logging.StreamHandler(), config.observability)
         asyncio.run(serve(config))
-    except (ValidationError, ModelFolderError, CannotBind, OSError) as error:
+    except (ValidationError, ModelFolderError, TrustError, CannotBind, OSError) as error:
         logger.error("cannot serve: %s", error)
         return 1
     return 0

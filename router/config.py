@@ -9,6 +9,7 @@ from typing import Annotated
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 from observability.config import ObservabilityConfig
+from trust.trust import TrustFiles
 
 PositiveInt = Annotated[int, Field(gt=0)]
 HostName = Annotated[str, Field(pattern=r"^[A-Za-z0-9._-]+$")]
@@ -88,6 +89,8 @@ class RouterConfig(RouterSettings):
     # Where the controller serves Control; or the file in which each one that comes says so.
     control: str | None = None
     control_file: Path | None = None
+    # By what the other parts of the cluster know it, and it them.
+    trust: TrustFiles
     observability: ObservabilityConfig = ObservabilityConfig()
     # The cluster's own limit; None: the model's.
     max_model_len: PositiveInt | None = None

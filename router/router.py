@@ -33,9 +33,11 @@ class Router:
     """Made and used on one event loop. `start`, then `generate` any number of times, then `close`."""
 
     def __init__(self, config: RouterConfig) -> None:
+        """Raises ModelFolderError and TrustError."""
         self.config = config
         self.tasks = Tasks()
-        self.table = WorkerTable(config.router_id, self.tasks, config.worker_timeout_s)
+        trust = config.trust.read()
+        self.table = WorkerTable(trust, config.router_id, self.tasks, config.worker_timeout_s)
         self.recent = Recent()
         self._listeners: list[Listener] = [log_event, self.recent.note_event]
         folder = read_model_folder(config.model_dir)
@@ -46,7 +48,7 @@ class Router:
         self.metrics = RouterMetrics(config.model, config.router_id, self.table, self._dispatcher)
         service = Service("router", config.cluster, config.router_id)
         self._tracing = Tracing(make_tracer(config.observability.traces, service), config.model)
-        self._control = ControlLink(config.control, config.control_file)
+        self._control = ControlLink(trust, config.control, config.control_file)
 
     def start(self) -> None:
         self.tasks.start(watch(self._control, self.config.router_id, self.table), "watch of the controller")

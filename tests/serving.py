@@ -32,6 +32,7 @@ from router.integrity import IntegrityError
 from router.router import Router
 from tests.integration.router.harness import until
 from tests.static_control import StaticControl
+from tests.trusted import TRUST, TRUST_FILES
 from worker.identity import Role
 
 Worker = PrefillWorker | DecodeWorker
@@ -115,20 +116,22 @@ async def serving(
             name = f"{role.value}-{index}"
             tracer = make_tracer(observability.traces, Service(role.value, "test", name))
             if role is Role.PREFILL:
-                transports = (memory, *make_transports(loop.engine.pool, 5.0))
+                transports = (memory, *make_transports(TRUST, loop.engine.pool, 5.0))
                 # Tiny models have little KV: without this none would be shipped by layers.
                 settings = prefill_config or PrefillConfig(min_group_bytes=1)
                 worker: Worker = PrefillWorker(
-                    name, loop, config=settings, transports=transports, tracer=tracer
+                    name, loop, TRUST, config=settings, transports=transports, tracer=tracer
                 )
             else:
                 endpoint = (
                     partial(MemoryEndpoint, memory, name)
                     if transport == "memory"
-                    else partial(make_endpoint, Configured(transport), loop.engine.pool, shared, "127.0.0.1")
+                    else partial(
+                        make_endpoint, TRUST, Configured(transport), loop.engine.pool, shared, "127.0.0.1"
+                    )
                 )
                 worker = DecodeWorker(
-                    name, loop, role=role, config=decode_config, endpoint=endpoint, tracer=tracer
+                    name, loop, TRUST, role=role, config=decode_config, endpoint=endpoint, tracer=tracer
                 )
             await worker.start()
             stack.push_async_callback(worker.stop)
@@ -141,6 +144,7 @@ async def serving(
             "model": "tiny",
             "model_dir": folder,
             "control": control.address,
+            "trust": TRUST_FILES,
             "observability": observability,
         }
         config = RouterConfig.model_validate(fields | (router or {}))

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-import grpc
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 from grpc_health.v1._async import HealthServicer
 
 from pdserve.v1 import cluster_pb2, worker_pb2, worker_pb2_grpc
+from trust.servers import listen, make_aio_server
+from trust.trust import Trust
 from worker.metrics import WorkerMetrics
 
 _OPTIONS = [
@@ -24,12 +25,18 @@ _OPTIONS = [
 
 class ControlServer:
     def __init__(
-        self, host: str, port: int, describe: Callable[[], cluster_pb2.WorkerStatus], metrics: WorkerMetrics
+        self,
+        trust: Trust,
+        host: str,
+        port: int,
+        describe: Callable[[], cluster_pb2.WorkerStatus],
+        metrics: WorkerMetrics,
     ) -> None:
+        self._trust = trust
         self._host = host
         self._port = port
         self._health = HealthServicer()
-        self.server = grpc.aio.server(options=_OPTIONS)
+        self.server = make_aio_server(trust, _OPTIONS)
         worker_pb2_grpc.add_WorkerServicer_to_server(_WorkerServicer(describe, metrics), self.server)
         health_pb2_grpc.add_HealthServicer_to_server(self._health, self.server)
 
@@ -38,8 +45,8 @@ class ControlServer:
         return f"{self._host}:{self._port}"
 
     async def start(self) -> None:
-        """Raises RuntimeError, which names the address, where the port is taken."""
-        self._port = self.server.add_insecure_port(f"{self._host}:{self._port}")
+        """Raises RuntimeError, which names the address, where the port is taken, and TrustError."""
+        self._port = listen(self.server, f"{self._host}:{self._port}", self._trust)
         await self.server.start()
         await self.set_serving(True)
 

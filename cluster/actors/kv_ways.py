@@ -15,6 +15,7 @@ from kv_transfer.transport.grpc import GrpcPushServer, GrpcTransport
 from kv_transfer.transport.several import SeveralEndpoints
 from kv_transfer.transport.shm import ShmTransport
 from kv_transfer.transport.shm_server import ShmPushServer
+from trust.trust import Trust
 
 log = logging.getLogger(__name__)
 # Those for which the pool must lie in memory that can be shared.
@@ -22,11 +23,11 @@ SHARES_MEMORY = frozenset({TransportName.AUTO, TransportName.SHM})
 
 
 def make_transports(
-    pool: KVPool, connect_timeout_s: float, is_near_only: bool = True
+    trust: Trust, pool: KVPool, connect_timeout_s: float, is_near_only: bool = True
 ) -> tuple[Transport, ...]:
     """A prefill worker's, beside gRPC: it can use every way, and decode workers say which they have.
     `is_near_only`: no pairs with other hosts."""
-    control = GrpcTransport(pool.block_bytes, connect_timeout_s)
+    control = GrpcTransport(trust, pool.block_bytes, connect_timeout_s)
     return (
         ShmTransport(pool.layout, connect_timeout_s),
         CollectiveTransport(pool_blocks(pool), control, is_near_only, connect_timeout_s),
@@ -34,7 +35,7 @@ def make_transports(
 
 
 def make_endpoint(
-    transport: TransportName, pool: KVPool, memory: PoolMemory, host: str, sink: FrameSink
+    trust: Trust, transport: TransportName, pool: KVPool, memory: PoolMemory, host: str, sink: FrameSink
 ) -> PushEndpoint:
     """A decode worker's. `memory` is what its pool was taken from. Raises RuntimeError where the one way that
     was asked for cannot be had, or a port is taken."""
@@ -49,7 +50,7 @@ def make_endpoint(
     is_on_gpu = pool.tensor.device.type == "cuda"
     has_pairs = transport is TransportName.COLLECTIVE or (transport is TransportName.AUTO and is_on_gpu)
     kinds = [CollectiveStreams(sink, pool_blocks(pool), host)] if has_pairs else []
-    endpoints.append(GrpcPushServer(sink, host, 0, pool.block_bytes, kinds=kinds))
+    endpoints.append(GrpcPushServer(sink, trust, host, 0, pool.block_bytes, kinds=kinds))
     return SeveralEndpoints(endpoints)
 
 

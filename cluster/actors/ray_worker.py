@@ -24,6 +24,7 @@ from cluster.nodes.placement import Wanted, can_take, why_pending
 from cluster.nodes.processes import ProcessId
 from cluster.nodes.ray_environment import packed
 from cluster.nodes.ray_nodes import is_placed, process_here, ray_nodes
+from trust.trust import Trust
 
 # All our actors, of all clusters, are in this namespace of Ray.
 NAMESPACE = "pdserve"
@@ -37,9 +38,13 @@ def actor_name(cluster: str, what: str) -> str:
 
 
 class RayWorker:
-    """Implements WorkerHandle. `actor`: the one that runs already, if it is not to be made."""
+    """Implements WorkerHandle. `actor`: the one that runs already, if it is not to be made.
 
-    def __init__(self, spec: WorkerSpec, actor: ActorHandle[WorkerActor] | None = None) -> None:
+    `trust` is told to a process that runs, by a call of its own: what an actor is made of, Ray keeps.
+    """
+
+    def __init__(self, trust: Trust, spec: WorkerSpec, actor: ActorHandle[WorkerActor] | None = None) -> None:
+        self._trust = trust
         self._spec = spec
         self._actor = actor
         self._process: ProcessId | None = None
@@ -53,7 +58,7 @@ class RayWorker:
                 self._actor = _create(self._spec, wanted, environment)
             else:
                 self._process = await asyncio.to_thread(process_here, self._actor)
-            events = self._actor.start.options(num_returns="streaming").remote()
+            events = self._actor.start.options(num_returns="streaming").remote(self._trust)
             async for reference in _with_patience(
                 events, partial(_why_no_news, self._actor, wanted, environment)
             ):

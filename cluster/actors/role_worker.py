@@ -23,6 +23,7 @@ from kv_transfer.verify import Verify
 from observability.tracing import Service, make_tracer
 from prefill_worker.config import PrefillConfig
 from prefill_worker.worker import PrefillWorker
+from trust.trust import Trust
 from worker.identity import Role
 
 
@@ -58,8 +59,8 @@ def load_engine(spec: WorkerSpec, progress: Callable[[str], None]) -> LoadedEngi
     return LoadedEngine(loop, memory)
 
 
-def make_worker(spec: WorkerSpec, loaded: LoadedEngine, host: str) -> RoleWorker:
-    """On the asyncio loop that is to serve it. `host` is where it listens."""
+def make_worker(spec: WorkerSpec, loaded: LoadedEngine, trust: Trust, host: str) -> RoleWorker:
+    """On the asyncio loop that is to serve it. `host` is where it listens. Raises TrustError."""
     loop, engine = loaded.loop, loaded.loop.engine
     service = Service(spec.role.value, spec.cluster, spec.worker_id)
     tracer = make_tracer(spec.observability.traces, service)
@@ -67,17 +68,19 @@ def make_worker(spec: WorkerSpec, loaded: LoadedEngine, host: str) -> RoleWorker
         config = PrefillConfig(sender=SenderConfig(verify=_verify(spec)))
         kv = spec.kv_transfer
         is_near_only = kv.transport is TransportName.AUTO and not kv.trusted_network
-        transports = make_transports(engine.pool, config.connect_timeout_s, is_near_only)
+        transports = make_transports(trust, engine.pool, config.connect_timeout_s, is_near_only)
         return PrefillWorker(
-            spec.worker_id, loop, in_url(host), config=config, transports=transports, tracer=tracer
+            spec.worker_id, loop, trust, in_url(host), config=config, transports=transports, tracer=tracer
         )
+    where = in_url(host)
     return DecodeWorker(
         spec.worker_id,
         loop,
-        in_url(host),
+        trust,
+        where,
         role=spec.role,
         config=DecodeConfig(verify=_verify(spec)),
-        endpoint=partial(make_endpoint, spec.kv_transfer.transport, engine.pool, loaded.memory, in_url(host)),
+        endpoint=partial(make_endpoint, trust, spec.kv_transfer.transport, engine.pool, loaded.memory, where),
         tracer=tracer,
     )
 

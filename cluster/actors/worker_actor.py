@@ -20,6 +20,7 @@ import cluster
 from cluster.actors.actor_process import die_with_parent, live_past_nccl, log_to
 from cluster.control.worker_handle import Loading, Started, StartEvent, StartFailed, WorkerSpec
 from cluster.nodes.network import LOOPBACK, Bind
+from trust.trust import Trust
 
 if TYPE_CHECKING:
     from cluster.actors.role_worker import LoadedEngine, RoleWorker
@@ -42,14 +43,14 @@ class WorkerActor:
         code = Path(cluster.__file__).parents[1]
         log.info("starting worker=%s node=%s code=%s", spec.worker_id, _node_address(), code)
 
-    async def start(self) -> AsyncIterator[StartEvent]:
+    async def start(self, trust: Trust) -> AsyncIterator[StartEvent]:
         """Loading any number of times, then Started or StartFailed.
 
         The start goes on whoever asked for it: another controller may ask again, hears how it stands, and
         then the same.
         """
         if self._starting is None:
-            self._starting = asyncio.ensure_future(self._start())
+            self._starting = asyncio.ensure_future(self._start(trust))
         num_seen = max(0, len(self._told) - 1)
         while True:
             for event in self._told[num_seen:]:
@@ -61,7 +62,7 @@ class WorkerActor:
             if num_seen == len(self._told):
                 await self._news.wait()
 
-    async def _start(self) -> None:
+    async def _start(self, trust: Trust) -> None:
         loop = asyncio.get_running_loop()
 
         def progress(detail: str) -> None:
@@ -71,7 +72,7 @@ class WorkerActor:
         try:
             loaded = await asyncio.to_thread(_load_engine, self._spec, progress)
             host = _node_address() if self._spec.bind is Bind.NODE else LOOPBACK
-            self._worker = _make_worker(self._spec, loaded, host)
+            self._worker = _make_worker(self._spec, loaded, trust, host)
             self._tell(Started(await self._worker.start()))
         except Exception as error:  # whatever it is, the controller must hear of it
             log.exception("worker=%s cannot start", self._spec.worker_id)
@@ -114,10 +115,10 @@ def _load_engine(spec: WorkerSpec, progress: Callable[[str], None]) -> LoadedEng
     return load_engine(spec, progress)
 
 
-def _make_worker(spec: WorkerSpec, loaded: LoadedEngine, host: str) -> RoleWorker:
+def _make_worker(spec: WorkerSpec, loaded: LoadedEngine, trust: Trust, host: str) -> RoleWorker:
     from cluster.actors.role_worker import make_worker
 
-    return make_worker(spec, loaded, host)
+    return make_worker(spec, loaded, trust, host)
 
 
 def _in_one_line(error: Exception) -> str:

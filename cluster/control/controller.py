@@ -13,8 +13,6 @@ import logging
 from functools import partial
 from pathlib import Path
 
-import grpc
-
 from cluster.actors.actor_process import die_with_parent, log_to
 from cluster.actors.guard import Guard
 from cluster.actors.ray_worker import RayWorker, running_workers
@@ -27,7 +25,9 @@ from cluster.control.supervisor import Supervisor
 from cluster.control.tasks import Tasks
 from cluster.nodes.network import LOOPBACK, Bind
 from cluster.state import control_file, write_whole
+from cluster.trusted import trust_files
 from pdserve.v1 import cluster_pb2, cluster_pb2_grpc
+from trust.servers import listen, make_aio_server
 from worker.identity import Role
 
 log = logging.getLogger(__name__)
@@ -54,8 +54,10 @@ class Controller:
         ]
         self._watchers = Watchers()
         self._membership = Membership(self._read_targets(), self._tell)
-        self._supervisor = Supervisor(config, self._membership, RayWorker, logs, bind=bind)
-        self._server = grpc.aio.server()
+        self._trust = trust_files(config, Path(folder)).read()
+        launch = partial(RayWorker, self._trust)
+        self._supervisor = Supervisor(config, self._membership, launch, self._trust, logs, bind=bind)
+        self._server = make_aio_server(self._trust)
 
     async def start(self) -> str:
         """Serves Control, and returns host:port. Asked again it is the same."""
@@ -67,16 +69,16 @@ class Controller:
         """Adopts what runs; then the workers that are missing begin to start, and the routers.
 
         On loopback, wherever the workers are: only routers and commands speak to it, and they are on this
-        node. Whoever reaches it may scale and drain.
+        node. Who shows the cluster's secret may scale and drain.
         """
         found = await asyncio.to_thread(running_workers, self._config.name)
-        adopted = {what: partial(RayWorker, actor=actor) for what, actor in found.items()}
+        adopted = {what: partial(RayWorker, self._trust, actor=actor) for what, actor in found.items()}
         await self._supervisor.adopt(adopted, _ADOPTION_S)
         service = ControlService(
             self._membership, self._supervisor, self._watchers, self._snapshot, self._write_targets
         )
         cluster_pb2_grpc.add_ControlServicer_to_server(service, self._server)
-        port = self._server.add_insecure_port(f"{LOOPBACK}:0")
+        port = listen(self._server, f"{LOOPBACK}:0", self._trust)
         await self._server.start()
         self._write_targets()
         write_whole(self._control_file, json.dumps({"address": f"{LOOPBACK}:{port}"}))

@@ -9,16 +9,15 @@ import grpc
 from pdserve.v1.cluster_pb2 import WorkerStatus
 from pdserve.v1.worker_pb2 import DescribeRequest
 from pdserve.v1.worker_pb2_grpc import WorkerStub
-
-# A proxy for the outside world does not know the way to a worker.
-_NO_PROXY = (("grpc.enable_http_proxy", 0),)
+from trust.channels import open_aio_channel
+from trust.trust import Trust
 
 
 class Probe:
     """One channel to one worker."""
 
-    def __init__(self, address: str) -> None:
-        self._channel = grpc.aio.insecure_channel(address, options=_NO_PROXY)
+    def __init__(self, address: str, trust: Trust) -> None:
+        self._channel = open_aio_channel(address, trust)
         self._stub = WorkerStub(self._channel)
         self._is_closed = False
 

@@ -35,6 +35,7 @@ from cluster.control.worker_handle import (
 )
 from cluster.nodes.network import Bind
 from pdserve.v1.cluster_pb2 import WORKER_STATE_DRAINING, WORKER_STATE_UNHEALTHY
+from trust.trust import Trust
 from worker.identity import Role
 
 log = logging.getLogger(__name__)
@@ -70,6 +71,7 @@ class Supervisor:
         config: ClusterConfig,
         membership: Membership,
         launch: Launch,
+        trust: Trust,
         log_folder: str | None = None,
         patience: Patience | None = None,
         bind: Bind = Bind.LOOPBACK,
@@ -77,6 +79,7 @@ class Supervisor:
         self._config = config
         self._membership = membership
         self._launch = launch
+        self._trust = trust
         self._log_folder = log_folder
         self._patience = patience or Patience()
         self._bind = bind
@@ -232,7 +235,7 @@ class Supervisor:
 
     async def _register(self, running: _Running, address: str) -> None:
         """Takes it in, unless it could not hand KV to those that are there."""
-        member, running.probe = running.member, Probe(address)
+        member, running.probe = running.member, Probe(address, self._trust)
         await self._ask(running, self._patience.register_timeout_s)
         if member.report is None:
             raise StartError(f"it says that it serves {address}, and does not answer there")

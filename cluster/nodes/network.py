@@ -39,8 +39,8 @@ def choose_bind(config: ClusterConfig, node_addresses: Iterable[str], here: str)
     if elsewhere:
         raise PartError(
             f"this Ray has other nodes ({', '.join(elsewhere)}), whose workers could be reached over the "
-            "network only, where pdserve has neither encryption nor keys. If that network is trusted, write "
-            "network: {bind: node}; to use this node alone, network: {bind: loopback}"
+            "network only. Write network: {bind: node} with tls: {ca, cert, key}, or with insecure: true "
+            "where that network is trusted; to use this node alone, network: {bind: loopback}"
         )
     return Bind.LOOPBACK
 

@@ -28,6 +28,9 @@ from kv_transfer.transport.stream_watch import StreamLimits, StreamWatch
 from kv_transfer.verify import Verify
 from kv_transfer.ways import Way
 from pdserve.v1.errors import PdserveError, Unavailable, from_rpc_error
+from trust.channels import open_channel
+from trust.servers import listen, make_server
+from trust.trust import Trust
 
 SERVICE = "pdserve.v1.KVTransfer"
 _PUSH = "Push"
@@ -38,7 +41,7 @@ _KEEPALIVE_TIMEOUT_MS = 5_000
 _MIN_PING_MS = 5_000
 log = logging.getLogger(__name__)
 
-ChannelOptions = list[tuple[str, int]]
+ChannelOptions = list[tuple[str, str | int]]
 
 
 def _options(block_bytes: int) -> ChannelOptions:
@@ -60,14 +63,11 @@ class GrpcTransport:
     name = "grpc"
 
     def __init__(
-        self, block_bytes: int, connect_timeout_s: float = 5.0, send_timeout_s: float = 10.0
+        self, trust: Trust, block_bytes: int, connect_timeout_s: float = 5.0, send_timeout_s: float = 10.0
     ) -> None:
+        self._trust = trust
         # A connection of its own, not one shared with the control plane of the same process.
-        self._options = [
-            *_options(block_bytes),
-            ("grpc.use_local_subchannel_pool", 1),
-            ("grpc.enable_http_proxy", 0),  # one in the environment is for the world outside
-        ]
+        self._options = [*_options(block_bytes), ("grpc.use_local_subchannel_pool", 1)]
         self._connect_timeout_s = connect_timeout_s
         self._send_timeout_s = send_timeout_s
 
@@ -76,7 +76,7 @@ class GrpcTransport:
 
     def open(self, address: str, method: str, events: ConnectionEvents) -> GrpcConnection:
         """A stream of any kind. Raises Unavailable where nobody answers in time."""
-        channel = grpc.insecure_channel(address, options=self._options)
+        channel = open_channel(address, self._trust, self._options)
         try:
             grpc.channel_ready_future(channel).result(timeout=self._connect_timeout_s)
         except grpc.FutureTimeoutError:
@@ -150,6 +150,7 @@ class GrpcPushServer:
     def __init__(
         self,
         sink: FrameSink,
+        trust: Trust,
         host: str,
         port: int,
         block_bytes: int,
@@ -161,17 +162,14 @@ class GrpcPushServer:
         self._host = host
         self._kinds = kinds
         self._threads = ThreadPoolExecutor(limits.max_streams, thread_name_prefix="kv-push")
-        self._server = grpc.server(
-            self._threads,
-            options=[*_options(block_bytes), ("grpc.so_reuseport", 0)],
-            maximum_concurrent_rpcs=limits.max_streams,
-        )
+        options = [*_options(block_bytes), ("grpc.so_reuseport", 0)]
+        self._server = make_server(self._threads, trust, options, limits.max_streams)
         self._watch = StreamWatch(limits)
         methods = {_PUSH: self._push} | {kind.method: kind.serve for kind in kinds}
         handlers = {method: _handler(serve, self._watch) for method, serve in methods.items()}
         self._server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(SERVICE, handlers),))
         # Raises RuntimeError, which names the address, where the port is taken.
-        self.port = self._server.add_insecure_port(f"{host}:{port}")
+        self.port = listen(self._server, f"{host}:{port}", trust)
 
     @property
     def address(self) -> str:

@@ -1,6 +1,7 @@
 """KV that keeps arriving at a decode worker: `python -m pdserve.bench.arriving_kv SETTINGS`.
 
-Orders on stdin and answers on stdout are JSON, one line each; it ends when stdin closes. To the worker it is
+Orders on stdin and answers on stdout are JSON, one line each; it ends when stdin closes. The first line on
+stdin is the cluster's secret. To the worker it is
 a router and a prefill worker in one: it reserves blocks, pushes KV into them by the real sender, and takes it
 back at the time of the next hand-over. So nothing of it ever decodes: what the worker feels is the arriving.
 It stands for prefill workers with cores of their own, and gives way to whatever else wants the one it has.
@@ -28,6 +29,9 @@ from kv_transfer.transfer import PushTarget
 from pdserve.bench.transfer_ends import plain_blocks, sending_transport
 from pdserve.v1 import cluster_pb2, generation_pb2, worker_pb2, worker_pb2_grpc
 from pdserve.v1.errors import Cancelled
+from trust.channels import open_channel
+from trust.secret import Secret
+from trust.trust import Trust
 from worker.messages import push_target
 
 _LIMIT_S = 20.0
@@ -53,8 +57,8 @@ class Order:
 
 
 class _Arriving:
-    def __init__(self, settings: Settings) -> None:
-        self._channel = grpc.insecure_channel(settings.worker, [("grpc.enable_http_proxy", 0)])
+    def __init__(self, settings: Settings, trust: Trust) -> None:
+        self._channel = open_channel(settings.worker, trust)
         self._worker = worker_pb2_grpc.DecodeWorkerStub(self._channel)
         describe = worker_pb2_grpc.WorkerStub(self._channel).Describe
         status = describe(worker_pb2.DescribeRequest(), timeout=_LIMIT_S, wait_for_ready=True).status
@@ -65,7 +69,7 @@ class _Arriving:
         self._block_ids = tuple(range(self._layout.num_blocks_for(settings.num_tokens)))
         blocks = plain_blocks(len(self._block_ids), self._layout)
         blocks.array[:] = np.random.default_rng(0).integers(0, 256, blocks.array.shape, np.uint8)
-        transports = {settings.transport: sending_transport(settings.transport, blocks)}
+        transports = {settings.transport: sending_transport(settings.transport, trust, blocks)}
         self._sender = Sender(self._layout, blocks, transports, SenderConfig())
         self._steps = self._worker.Subscribe(worker_pb2.SubscribeRequest(router_id=self._router_id))
         self._is_subscribed = threading.Event()
@@ -132,7 +136,7 @@ def _layout(message: cluster_pb2.KVLayout) -> KVLayout:
 
 
 def _serve(settings: Settings) -> Iterator[float]:
-    arriving = _Arriving(settings)
+    arriving = _Arriving(settings, Trust(Secret(sys.stdin.readline().strip())))
     yield 0.0
     for line in sys.stdin:
         yield arriving.press(Order(**json.loads(line)))

@@ -7,6 +7,8 @@ import subprocess
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
+from trust.secret import Secret
+
 
 @contextmanager
 def running(
@@ -21,6 +23,17 @@ def running(
     finally:
         if process is not None:
             end(process)
+
+
+def tell_secret(process: subprocess.Popen[str], secret: Secret) -> None:
+    """As the first line on its stdin: a command line can be read by others. Nothing, where it has ended."""
+    if process.stdin is None:
+        raise ValueError("its pipes are needed")
+    try:
+        process.stdin.write(secret.text + "\n")
+        process.stdin.flush()
+    except BrokenPipeError:
+        return
 
 
 @contextmanager

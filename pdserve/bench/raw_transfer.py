@@ -18,10 +18,11 @@ from kv_transfer.layout import KVLayout
 from kv_transfer.send_queue import SenderConfig
 from kv_transfer.verify import Verify
 from pdserve.bench.bare import RECEIVERS, BareReceiver
-from pdserve.bench.child import running
+from pdserve.bench.child import running, tell_secret
 from pdserve.bench.errors import BenchError
 from pdserve.bench.sending_process import Settings
 from pdserve.bench.transfer_ends import ReceivingEnd
+from trust.trust import Trust
 
 # Transfers of one size in a round, one after the other; bare ones likewise.
 NUM_IN_A_ROW = 3
@@ -96,8 +97,9 @@ def raw_bench(
     transport: str, layout: KVLayout, max_blocks: int, max_transfers: int = NUM_IN_A_ROW
 ) -> Iterator[RawBench]:
     """For up to so many transfers in one call, of up to `max_blocks` each. Raises BenchError."""
+    trust = Trust.fresh()
     try:
-        end = ReceivingEnd(transport, layout, max_blocks * max_transfers)
+        end = ReceivingEnd(transport, trust, layout, max_blocks * max_transfers)
     except (OSError, RuntimeError) as error:
         raise BenchError(f"{transport} cannot be had here: {error}") from error
     bare = RECEIVERS[transport]()
@@ -110,7 +112,7 @@ def raw_bench(
         layout=asdict(layout),
     )
     try:
-        with running(lambda: _start(settings), _end) as process:
+        with running(lambda: _start(settings, trust), _end) as process:
             yield RawBench(end, bare, process, layout)
     finally:
         bare.stop()
@@ -148,9 +150,9 @@ def measure_raw(
     ]
 
 
-def _start(settings: Settings) -> subprocess.Popen[str]:
+def _start(settings: Settings, trust: Trust) -> subprocess.Popen[str]:
     """In a session of its own: Ctrl-C is ours to handle."""
-    return subprocess.Popen(
+    process = subprocess.Popen(
         [sys.executable, "-m", "pdserve.bench.sending_process", settings.dump()],
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
@@ -158,6 +160,8 @@ def _start(settings: Settings) -> subprocess.Popen[str]:
         env={**os.environ, "OMP_NUM_THREADS": "1"},
         start_new_session=True,
     )
+    tell_secret(process, trust.secret)
+    return process
 
 
 def _end(process: subprocess.Popen[str]) -> None:

@@ -1,6 +1,7 @@
 """The sending process of `pdserve bench transfer`: `python -m pdserve.bench.sending_process SETTINGS`.
 
-Settings, orders on stdin and answers on stdout are JSON, one line each; it ends when stdin closes.
+Settings, orders on stdin and answers on stdout are JSON, one line each; it ends when stdin closes. The first
+line on stdin is the secret of the end that receives.
 """
 
 from __future__ import annotations
@@ -24,6 +25,8 @@ from kv_transfer.verify import Verify
 from kv_transfer.ways import Way
 from pdserve.bench.bare import BareSender, bare_sender
 from pdserve.bench.transfer_ends import INSTANCE, LEASE_S, plain_blocks, sending_transport
+from trust.secret import Secret
+from trust.trust import Trust
 
 _FIRST = NewToken(position=0, token_id=1, logprobs=None)
 _LIMIT_S = 60.0
@@ -47,10 +50,10 @@ class Settings:
 
 
 class _Sending:
-    def __init__(self, settings: Settings) -> None:
+    def __init__(self, settings: Settings, trust: Trust) -> None:
         self._blocks = _filled(settings.num_blocks, KVLayout(**settings.layout))  # type: ignore[arg-type]
         self._way = settings.way
-        self._transports = {settings.transport: sending_transport(settings.transport, self._blocks)}
+        self._transports = {settings.transport: sending_transport(settings.transport, trust, self._blocks)}
         # The one that was used last: what others have open would take part in what is measured.
         self._senders: dict[SenderConfig, Sender] = {}
         flat = self._blocks.array.reshape(-1)
@@ -112,7 +115,7 @@ def _filled(num_blocks: int, layout: KVLayout) -> HostBlocks:
 
 
 def _serve(settings: Settings) -> Iterator[list[float]]:
-    sending = _Sending(settings)
+    sending = _Sending(settings, Trust(Secret(sys.stdin.readline().strip())))
     yield []
     for line in sys.stdin:
         order = json.loads(line)

@@ -24,6 +24,7 @@ from kv_transfer.transport.shm_server import ShmPushServer
 from kv_transfer.verify import Verify
 from kv_transfer.ways import Way
 from pdserve.v1.errors import PdserveError
+from trust.trust import Trust
 
 TRANSPORTS = ("shm", "collective", "grpc")
 INSTANCE = "bench"
@@ -40,12 +41,12 @@ def _blocks(layout: KVLayout, memory: torch.Tensor) -> HostBlocks:
     return HostBlocks(layout, memory.view(-1, layout.block_bytes).numpy())
 
 
-def sending_transport(name: str, blocks: BlockStore) -> Transport:
+def sending_transport(name: str, trust: Trust, blocks: BlockStore) -> Transport:
     """P's end."""
     layout = blocks.layout
     if name == ShmTransport.name:
         return ShmTransport(layout)
-    wire = GrpcTransport(layout.block_bytes)
+    wire = GrpcTransport(trust, layout.block_bytes)
     return wire if name == wire.name else CollectiveTransport(blocks, wire)
 
 
@@ -53,7 +54,7 @@ class ReceivingEnd:
     """D's end, with a pool that is shared where the transport wants it. It checks nothing: what carries bytes
     bare does not either, and both are compared."""
 
-    def __init__(self, transport: str, layout: KVLayout, num_blocks: int) -> None:
+    def __init__(self, transport: str, trust: Trust, layout: KVLayout, num_blocks: int) -> None:
         """Raises OSError or RuntimeError where this machine has not what it takes."""
         self._num_blocks = num_blocks
         self._num_added = 0
@@ -68,7 +69,7 @@ class ReceivingEnd:
             receiver = Receiver(INSTANCE, layout, blocks, self.table, Verify.OFF)
             is_collective = transport == CollectiveTransport.name
             kinds = [CollectiveStreams(receiver, blocks, _HOST)] if is_collective else []
-            self._endpoint = GrpcPushServer(receiver, _HOST, 0, layout.block_bytes, kinds=kinds)
+            self._endpoint = GrpcPushServer(receiver, trust, _HOST, 0, layout.block_bytes, kinds=kinds)
         self._endpoint.start()
         ways: Mapping[str, Way] = {way.transport: way for way in self._endpoint.ways}
         self.way = ways[transport]

@@ -19,6 +19,8 @@ from pdserve.v1 import cluster_pb2, cluster_pb2_grpc
 from pdserve.v1.errors import DeadlineExceeded, Unavailable, from_rpc_error
 from router.fleet.workers import WorkerTable
 from router.loss import back_off_s
+from trust.channels import open_aio_channel
+from trust.trust import Trust
 
 logger = logging.getLogger(__name__)
 
@@ -26,8 +28,6 @@ logger = logging.getLogger(__name__)
 _TIMEOUT_S = 10.0
 
 _CHANNEL_OPTIONS = (
-    # http_proxy in the environment is for the world outside.
-    ("grpc.enable_http_proxy", 0),
     ("grpc.max_receive_message_length", -1),
     ("grpc.initial_reconnect_backoff_ms", 100),
     ("grpc.min_reconnect_backoff_ms", 100),
@@ -45,7 +45,8 @@ class ControlLink:
     `file`: where it says by itself where it serves; without one it is at `address`, always.
     """
 
-    def __init__(self, address: str | None, file: Path | None) -> None:
+    def __init__(self, trust: Trust, address: str | None, file: Path | None) -> None:
+        self._trust = trust
         self._file = file
         self._address: str | None = None
         self._channel: grpc.aio.Channel | None = None
@@ -88,7 +89,7 @@ class ControlLink:
 
     def _open(self, address: str) -> None:
         self._address = address
-        self._channel = grpc.aio.insecure_channel(address, options=_CHANNEL_OPTIONS)
+        self._channel = open_aio_channel(address, self._trust, _CHANNEL_OPTIONS)
         self._stub = cluster_pb2_grpc.ControlStub(self._channel)
 
 

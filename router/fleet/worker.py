@@ -24,14 +24,14 @@ from router.inbox import Inbox
 from router.loss import back_off_s
 from router.tasks import Tasks
 from router.tokens import token_of
+from trust.channels import open_aio_channel
+from trust.trust import Trust
 
 T = TypeVar("T")
 
 logger = logging.getLogger(__name__)
 
 _CHANNEL_OPTIONS = (
-    # http_proxy in the environment is for the world outside.
-    ("grpc.enable_http_proxy", 0),
     ("grpc.max_receive_message_length", -1),
     ("grpc.max_send_message_length", -1),
     # A process that is stopped, or a host that is gone, closes no connection: pings find out in 6 s.
@@ -58,6 +58,7 @@ class Worker:
     def __init__(
         self,
         info: WorkerInfo,
+        trust: Trust,
         router_id: str,
         tasks: Tasks,
         on_change: Callable[[], None],
@@ -86,7 +87,7 @@ class Worker:
         self._is_subscribed = False
         self._calls: set[asyncio.Task[object]] = set()
         self._loops: list[asyncio.Task[None]] = []
-        self._channel = grpc.aio.insecure_channel(info.address, options=_CHANNEL_OPTIONS)
+        self._channel = open_aio_channel(info.address, trust, _CHANNEL_OPTIONS)
         self._prefill = worker_pb2_grpc.PrefillWorkerStub(self._channel)
         self._decode = worker_pb2_grpc.DecodeWorkerStub(self._channel)
         self._any = worker_pb2_grpc.WorkerStub(self._channel)

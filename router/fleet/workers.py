@@ -16,6 +16,7 @@ from pdserve.v1 import cluster_pb2
 from router.fleet.worker import Worker
 from router.fleet.worker_info import Role, WorkerState, info_of
 from router.tasks import Tasks
+from trust.trust import Trust
 
 logger = logging.getLogger(__name__)
 
@@ -30,7 +31,8 @@ class Route(Enum):
 
 
 class WorkerTable:
-    def __init__(self, router_id: str, tasks: Tasks, timeout_s: float) -> None:
+    def __init__(self, trust: Trust, router_id: str, tasks: Tasks, timeout_s: float) -> None:
+        self._trust = trust
         self._router_id = router_id
         self._tasks = tasks
         self._timeout_s = timeout_s
@@ -74,7 +76,15 @@ class WorkerTable:
             if not status.address:
                 return  # not started yet
             info = info_of(status)
-            worker = Worker(info, self._router_id, self._tasks, self._changed, self._room, self._timeout_s)
+            worker = Worker(
+                info,
+                self._trust,
+                self._router_id,
+                self._tasks,
+                self._changed,
+                self._room,
+                self._timeout_s,
+            )
             self._workers[status.instance_id] = worker
             worker.start()
             logger.info("worker=%s instance=%s at %s", info.id, info.instance_id, info.address)

@@ -90,7 +90,7 @@ router: {{grpc: "127.0.0.1:{free_port()}"}}
 pools:
   prefill: {{{prefill}, engine: {{num_blocks: 128, max_num_batched_tokens: 32}}}}
   decode: {{{decode}, engine: {{num_blocks: 128}}}}
-network: {{bind: node}}
+network: {{bind: node, insecure: true}}
 ray: {{address: "{nodes.address}"}}
 {more}"""
     )

@@ -17,6 +17,7 @@ from router.router import Router
 from tests.faults.worker_processes import Process, has_nothing, launch_worker
 from tests.integration.router.harness import until
 from tests.static_control import StaticControl
+from tests.trusted import TRUST_FILES
 from worker.identity import Role
 
 # So long that nobody is given up who only waits for a core: each time costs the request a retry.
@@ -106,6 +107,7 @@ async def fleet(
             model="tiny",
             model_dir=folder,
             control=control.address,
+            trust=TRUST_FILES,
         )
         server = await stack.enter_async_context(RouterServer(Router(config)))
         client = await stack.enter_async_context(Client(server.address))

@@ -31,6 +31,7 @@ from kv_transfer.transport.base import FrameSink, PushEndpoint
 from kv_transfer.ways import Way
 from prefill_worker.config import PrefillConfig
 from prefill_worker.worker import PrefillWorker
+from tests.trusted import TRUST
 
 # Small chunks and frames, so that there is a middle to be killed in.
 ENGINE = EngineConfig(num_blocks=256, max_num_batched_tokens=16)
@@ -66,10 +67,10 @@ async def serve(
     elsewhere: list[Elsewhere] = []
     if role == "prefill":
         sender = SenderConfig(frame_bytes=1, ack_timeout_s=patience_s)
-        transports = make_transports(engine.pool, 5.0)
-        worker = PrefillWorker(name, loop, config=PrefillConfig(sender=sender), transports=transports)
+        transports = make_transports(TRUST, engine.pool, 5.0)
+        worker = PrefillWorker(name, loop, TRUST, config=PrefillConfig(sender=sender), transports=transports)
     else:
-        endpoint = partial(make_endpoint, transport, engine.pool, memory, "127.0.0.1")
+        endpoint = partial(make_endpoint, TRUST, transport, engine.pool, memory, "127.0.0.1")
 
         def behind(sink: FrameSink) -> PushEndpoint:
             if announced is None:
@@ -77,7 +78,7 @@ async def serve(
             elsewhere.append(Elsewhere(announced, endpoint, sink))
             return elsewhere[0]
 
-        worker = DecodeWorker(name, loop, config=DecodeConfig(lease_s=patience_s), endpoint=behind)
+        worker = DecodeWorker(name, loop, TRUST, config=DecodeConfig(lease_s=patience_s), endpoint=behind)
     address = await worker.start()
     pushed_to = [way.address for each in elsewhere for way in each.own]
     print(address, *pushed_to, flush=True)  # noqa: T201  # what the test waits for

@@ -10,9 +10,9 @@ from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import asynccontextmanager
 from pathlib import Path
 
-import grpc
-
 from pdserve.v1 import cluster_pb2, worker_pb2, worker_pb2_grpc
+from tests.trusted import TRUST
+from trust.channels import open_aio_channel
 
 ROOT = Path(__file__).parents[2]
 LEASE_S = 1.0
@@ -25,7 +25,7 @@ class Process:
         self.process = process
         # Where a decode worker really takes KV, if that was announced to be elsewhere.
         self.pushed_to = pushed_to
-        self.channel = grpc.aio.insecure_channel(address)
+        self.channel = open_aio_channel(address, TRUST)
         self.address = address
 
     def send(self, number: signal.Signals) -> None:

@@ -10,17 +10,18 @@ import pytest
 
 ROOT = Path(__file__).parents[2]
 CLIENT_MODULES = {"pdserve", "pdserve.answers", "pdserve.client", "pdserve.requests", "pdserve.results"}
-WORKER_FLOOR = {"observability", "engine", "kv_transfer", "worker", "pdserve.v1"}
+WORKER_FLOOR = {"observability", "trust", "engine", "kv_transfer", "worker", "pdserve.v1"}
 # What the modules of each floor may import of ours.
 MAY_IMPORT = {
     "pdserve.v1": {"pdserve.v1"},
     "observability": {"observability"},
+    "trust": {"trust", "pdserve.v1"},
     "engine": {"engine"},
-    "kv_transfer": {"engine", "kv_transfer", "pdserve.v1"},
+    "kv_transfer": {"engine", "kv_transfer", "trust", "pdserve.v1"},
     "worker": WORKER_FLOOR,
     "prefill_worker": WORKER_FLOOR | {"prefill_worker"},
     "decode_worker": WORKER_FLOOR | {"decode_worker"},
-    "router": {"observability", "router", "pdserve.v1"},
+    "router": {"observability", "trust", "router", "pdserve.v1"},
     "cluster": WORKER_FLOOR | {"prefill_worker", "decode_worker", "router", "cluster"},
     "client": CLIENT_MODULES | {"pdserve.v1"},
     "pdserve.bench": {
@@ -31,6 +32,7 @@ MAY_IMPORT = {
         "router",
         "worker",
         "kv_transfer",
+        "trust",
         "engine",
     },
     "pdserve.cli": {
@@ -51,6 +53,7 @@ ONLY_IN = {
     "llguidance": {"engine", "router", "pdserve.v1"},
     "grpc": {
         "pdserve.v1",
+        "trust",
         "kv_transfer",
         "worker",
         "prefill_worker",
@@ -72,6 +75,7 @@ ONLY_IN = {
 }
 OURS = {
     "observability",
+    "trust",
     "engine",
     "kv_transfer",
     "worker",

@@ -16,6 +16,7 @@ from router.integrity import IntegrityError
 from router.router import Router
 from tests.scripted_workers import ScriptedDecode, ScriptedPrefill, ScriptedWorker
 from tests.static_control import StaticControl
+from tests.trusted import TRUST_FILES
 
 
 async def until(condition: Callable[[], bool], timeout_s: float = 5.0) -> None:
@@ -110,6 +111,7 @@ async def running(
             "model": "tiny",
             "model_dir": model_dir,
             "control": control.address,
+            "trust": TRUST_FILES,
             **settings,
         }
         router = Router(RouterConfig.model_validate(fields))

@@ -26,6 +26,8 @@ from pdserve.v1.errors import Cancelled, PdserveError, Unavailable, from_code, f
 from prefill_worker.config import PrefillConfig
 from prefill_worker.worker import PrefillWorker
 from tests.integrity import wait_until
+from tests.trusted import TRUST
+from trust.channels import open_aio_channel
 from worker.identity import Role
 
 RECEIVE = worker_pb2.ReserveRequest.MODE_RECEIVE_KV
@@ -87,7 +89,7 @@ class Decoder:
     """The router's end of one decode worker: its stub, and its Subscribe."""
 
     def __init__(self, address: str, router_id: str) -> None:
-        self.channel = grpc.aio.insecure_channel(address)
+        self.channel = open_aio_channel(address, TRUST)
         self.stub = worker_pb2_grpc.DecodeWorkerStub(self.channel)
         self.router_id = router_id
         self.error: PdserveError | None = None
@@ -163,8 +165,8 @@ class Cluster:
         loop = loop or self._make_loop(**engine)
         # Tiny models have little KV: without this none would be shipped by layers.
         config = config or PrefillConfig(min_group_bytes=1)
-        transports = (self.memory, *make_transports(loop.engine.pool, config.connect_timeout_s))
-        worker = PrefillWorker(name, loop, config=config, transports=transports)
+        transports = (self.memory, *make_transports(TRUST, loop.engine.pool, config.connect_timeout_s))
+        worker = PrefillWorker(name, loop, TRUST, config=config, transports=transports)
         await worker.start()
         self._stack.push_async_callback(worker.stop)
         return worker
@@ -185,8 +187,10 @@ class Cluster:
         if transport == "memory":
             endpoint = partial(MemoryEndpoint, self.memory, name)
         elif transport != "grpc":
-            endpoint = partial(make_endpoint, TransportName(transport), loop.engine.pool, shared, "127.0.0.1")
-        worker = DecodeWorker(name, loop, role=role, config=config, endpoint=endpoint)
+            endpoint = partial(
+                make_endpoint, TRUST, TransportName(transport), loop.engine.pool, shared, "127.0.0.1"
+            )
+        worker = DecodeWorker(name, loop, TRUST, role=role, config=config, endpoint=endpoint)
         await worker.start()
         self._stack.push_async_callback(worker.stop)
         return worker
@@ -197,7 +201,7 @@ class Cluster:
         return decoder
 
     def prefill_stub(self, worker: PrefillWorker) -> worker_pb2_grpc.PrefillWorkerStub:
-        channel = grpc.aio.insecure_channel(worker.address)
+        channel = open_aio_channel(worker.address, TRUST)
         self._stack.push_async_callback(channel.close)
         return worker_pb2_grpc.PrefillWorkerStub(channel)
 

@@ -29,7 +29,9 @@ from pdserve.v1.errors import (
 from prefill_worker.config import PrefillConfig
 from tests.integration.workers.conftest import MakeLoop
 from tests.integration.workers.mini_router import Answer, Cluster, Route, eventually, route, spec, typed
+from tests.trusted import TRUST
 from tests.unit.engine.driving import Reference, prompt
+from trust.channels import open_aio_channel
 
 B = 16
 
@@ -252,7 +254,7 @@ async def test_a_router_that_does_not_read_is_cut_off_and_delays_nobody(cluster:
     stub = cluster.prefill_stub(prefill)
     good = await cluster.subscribe(decode, "good")
     options = [("grpc.http2.lookahead_bytes", 1024), ("grpc.http2.bdp_probe", 0)]
-    async with grpc.aio.insecure_channel(decode.address, options=options) as channel:
+    async with open_aio_channel(decode.address, TRUST, options) as channel:
         deaf_stub = worker_pb2_grpc.DecodeWorkerStub(channel)
         deaf = deaf_stub.Subscribe(worker_pb2.SubscribeRequest(router_id="deaf"))
         await deaf.read()

@@ -6,7 +6,6 @@ import asyncio
 import threading
 import time
 
-import grpc
 import pytest
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
@@ -19,7 +18,9 @@ from prefill_worker.config import PrefillConfig
 from prefill_worker.worker import PrefillWorker
 from tests.integration.workers.conftest import MakeLoop
 from tests.integration.workers.mini_router import HERE, Answer, Cluster, Route, eventually, spec
+from tests.trusted import TRUST
 from tests.unit.engine.driving import Reference, prompt
+from trust.channels import open_aio_channel
 from worker.identity import Role
 
 SERVING = health_pb2.HealthCheckResponse.SERVING
@@ -136,7 +137,7 @@ async def test_health_and_describe_answer_while_both_workers_are_saturated(clust
     load = [asyncio.create_task(way.generate(spec(prompt(300, i), 1700))) for i in range(30)]
     waits: list[float] = []
     for worker in (prefill, decode):
-        async with grpc.aio.insecure_channel(worker.address) as channel:
+        async with open_aio_channel(worker.address, TRUST) as channel:
             health, describe = health_pb2_grpc.HealthStub(channel), worker_pb2_grpc.WorkerStub(channel)
             await channel.channel_ready()
             for _ in range(15):
@@ -157,7 +158,7 @@ async def test_health_and_describe_answer_while_both_workers_are_saturated(clust
 async def test_draining_shows_in_health(cluster: Cluster) -> None:
     for worker in (await cluster.prefill_worker(), await cluster.decode_worker()):
         await worker.drain()
-        async with grpc.aio.insecure_channel(worker.address) as channel:
+        async with open_aio_channel(worker.address, TRUST) as channel:
             answer = await health_pb2_grpc.HealthStub(channel).Check(health_pb2.HealthCheckRequest())
             assert answer.status == health_pb2.HealthCheckResponse.NOT_SERVING
 

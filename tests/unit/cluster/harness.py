@@ -11,6 +11,7 @@ from cluster.config_file import parse_config
 from cluster.control.health import Patience
 from cluster.control.membership import Membership, WorkerState
 from cluster.control.supervisor import Supervisor
+from tests.trusted import TRUST
 from tests.unit.cluster.scripted_handles import Script
 from worker.identity import Role
 
@@ -81,7 +82,7 @@ class started:
         targets = {role: pool.replicas for role, pool in self._config.pools.by_role().items()}
         membership = Membership(targets, on_change)
         script = Script()
-        supervisor = Supervisor(self._config, membership, script.launch, patience=QUICK)
+        supervisor = Supervisor(self._config, membership, script.launch, TRUST, patience=QUICK)
         self._cluster = Cluster(script, membership, supervisor, changed)
         supervisor.start()
         return self._cluster

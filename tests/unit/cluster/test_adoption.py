@@ -8,6 +8,7 @@ from contextlib import asynccontextmanager
 
 from cluster.control.membership import Membership, WorkerState
 from cluster.control.supervisor import Launch, Supervisor
+from tests.trusted import TRUST
 from tests.unit.cluster.harness import QUICK, Cluster, config, started
 from tests.unit.cluster.scripted_handles import ScriptedHandle
 from worker.identity import Role
@@ -46,7 +47,7 @@ async def successor(
         task.add_done_callback(tellers.discard)
 
     membership = Membership({role: pool.replicas for role, pool in wanted.pools.by_role().items()}, on_change)
-    supervisor = Supervisor(wanted, membership, before.script.launch, patience=QUICK)
+    supervisor = Supervisor(wanted, membership, before.script.launch, TRUST, patience=QUICK)
     found = {f"{h.spec.worker_id}/{h.spec.key}": _launch_of(h) for h in before.script.living()}
     await supervisor.adopt(found, patience_s)
     try:

@@ -12,6 +12,7 @@ from kv_transfer.blocks import BufferBlocks
 from kv_transfer.receiver import Receiver
 from kv_transfer.reservation_table import ReservationTable
 from kv_transfer.shared_pool import PoolMemory
+from tests.trusted import TRUST
 from tests.unit.kv_transfer.hand_over import LAYOUT, Events
 
 
@@ -21,7 +22,7 @@ def offered(transport: TransportName, memory: PoolMemory, is_shared: bool) -> li
     pool = KVPool(LAYOUT, 4, torch.device("cpu"), allocate)
     table = ReservationTable(Events(), LAYOUT)
     receiver = Receiver("instance", LAYOUT, BufferBlocks(4, LAYOUT), table)
-    endpoint = make_endpoint(transport, pool, memory, "127.0.0.1", receiver)
+    endpoint = make_endpoint(TRUST, transport, pool, memory, "127.0.0.1", receiver)
     try:
         return [way.transport for way in endpoint.ways]
     finally:

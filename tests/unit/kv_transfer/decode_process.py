@@ -17,6 +17,7 @@ from kv_transfer.receiver import Receiver
 from kv_transfer.reservation_table import ReservationTable
 from kv_transfer.transport.collective_server import CollectiveStreams
 from kv_transfer.transport.grpc import GrpcPushServer
+from tests.trusted import TRUST
 from tests.unit.kv_transfer.hand_over import INSTANCE, Events
 from tests.unit.kv_transfer.pair_process import LAYOUT, NUM_BLOCKS, say
 
@@ -26,7 +27,7 @@ def main() -> None:
     target = BufferBlocks(NUM_BLOCKS, LAYOUT)
     receiver = Receiver(INSTANCE, LAYOUT, target, table)
     streams = CollectiveStreams(receiver, target, "127.0.0.1")
-    server = GrpcPushServer(receiver, "127.0.0.1", 0, LAYOUT.block_bytes, kinds=[streams])
+    server = GrpcPushServer(receiver, TRUST, "127.0.0.1", 0, LAYOUT.block_bytes, kinds=[streams])
     server.start()
     may_go_on = threading.Event()
     may_go_on.set()

@@ -36,6 +36,7 @@ from kv_transfer.transport.shm_server import ShmPushServer
 from kv_transfer.verify import Verify
 from kv_transfer.ways import Way
 from pdserve.v1.errors import PdserveError
+from tests.trusted import TRUST
 
 LAYOUT = KVLayout(2, 2, 8, 4, "float32", "tiny")
 FIRST = NewToken(position=0, token_id=7, logprobs=None)
@@ -161,7 +162,7 @@ class HandOver:
             return ShmPushServer(self.receiver, pool, len(self.target.array))
         is_collective = isinstance(transport, CollectiveTransport)
         kinds = [CollectiveStreams(self.receiver, self.target, "127.0.0.1")] if is_collective else []
-        return GrpcPushServer(self.receiver, "127.0.0.1", 0, self.layout.block_bytes, kinds=kinds)
+        return GrpcPushServer(self.receiver, TRUST, "127.0.0.1", 0, self.layout.block_bytes, kinds=kinds)
 
     def reserve(
         self,
@@ -208,7 +209,7 @@ def make_transport(name: str, source: BlockStore | None = None, layout: KVLayout
         return ShmTransport(layout)
     if name in ("memory", "late reader"):
         return MemoryTransport(reads_late=name == "late reader")
-    wire = GrpcTransport(layout.block_bytes)
+    wire = GrpcTransport(TRUST, layout.block_bytes)
     return wire if source is None or name == wire.name else CollectiveTransport(source, wire)
 
 

@@ -19,6 +19,7 @@ from kv_transfer.transport.collective import CollectiveConnection, CollectiveTra
 from kv_transfer.transport.grpc import GrpcTransport
 from kv_transfer.ways import Way
 from pdserve.v1.errors import PdserveError
+from tests.trusted import TRUST
 from tests.unit.kv_transfer.hand_over import FIRST, INSTANCE
 
 # Blocks of 32 MiB: sending one takes long enough to be met in the middle.
@@ -34,7 +35,7 @@ def say(word: str) -> None:
 def main(address: str) -> None:
     source = BufferBlocks(NUM_BLOCKS, LAYOUT)
     source.array[:] = 0xAB
-    wire = GrpcTransport(LAYOUT.block_bytes)
+    wire = GrpcTransport(TRUST, LAYOUT.block_bytes)
     transports = {"collective": CollectiveTransport(source, wire), "grpc": wire}
     sender = Sender(LAYOUT, source, transports, SenderConfig(ack_timeout_s=5.0))
     ways = (Way("collective", address), Way("grpc", address))

@@ -28,6 +28,7 @@ from kv_transfer.transport.inbound_pair import PairTimeouts
 from kv_transfer.ways import Way, WayUnusable
 from pdserve.v1.errors import Aborted, Unavailable
 from tests.integrity import wait_until
+from tests.trusted import TRUST
 from tests.unit.kv_transfer.hand_over import INSTANCE, LAYOUT, WAIT_S, Events, HandOver
 from tests.unit.kv_transfer.pair_process import LAYOUT as LARGE
 from tests.unit.kv_transfer.pair_process import NUM_BLOCKS
@@ -56,7 +57,7 @@ class Decode:
         self.target = BufferBlocks(NUM_BLOCKS, LARGE)
         receiver = Receiver(INSTANCE, LARGE, self.target, self.table)
         streams = CollectiveStreams(receiver, self.target, "127.0.0.1", PairTimeouts(data_s=data_s))
-        self.server = GrpcPushServer(receiver, "127.0.0.1", 0, LARGE.block_bytes, kinds=[streams])
+        self.server = GrpcPushServer(receiver, TRUST, "127.0.0.1", 0, LARGE.block_bytes, kinds=[streams])
         self.server.start()
         command = [sys.executable, "-m", "tests.unit.kv_transfer.pair_process", self.server.address]
         self.process = subprocess.Popen(
@@ -157,7 +158,7 @@ def test_a_pair_that_breaks_leaves_the_next_transfer_to_grpc(decode: Decode) -> 
 
 
 def test_a_pair_that_broke_is_made_anew_after_a_pause() -> None:
-    config, spare = SenderConfig(broken_way_pause_s=2.0), GrpcTransport(LAYOUT.block_bytes)
+    config, spare = SenderConfig(broken_way_pause_s=2.0), GrpcTransport(TRUST, LAYOUT.block_bytes)
     with HandOver("collective", config=config, spare=spare) as both:
 
         def ship(name: str) -> str:
@@ -221,7 +222,7 @@ def test_an_idle_pair_sleeps() -> None:
 
 def test_pools_of_other_layouts_make_no_pair_and_other_hosts_none_unless_trusted() -> None:
     with HandOver("collective") as both:
-        wire = GrpcTransport(LAYOUT.block_bytes)
+        wire = GrpcTransport(TRUST, LAYOUT.block_bytes)
         foreign = CollectiveTransport(BufferBlocks(1, LARGE), wire)
         with pytest.raises(WayUnusable, match="layer_bytes"):
             foreign.connect(both.ways[0], both.sender)  # type: ignore[arg-type]

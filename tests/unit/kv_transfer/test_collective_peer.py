@@ -22,6 +22,7 @@ from kv_transfer.transport.grpc import GrpcTransport
 from kv_transfer.ways import Way
 from pdserve.v1.errors import Unavailable
 from tests.integrity import wait_until
+from tests.trusted import TRUST
 from tests.unit.kv_transfer.hand_over import FIRST, INSTANCE, WAIT_S
 from tests.unit.kv_transfer.pair_process import LAYOUT, NUM_BLOCKS
 from tests.unit.kv_transfer.test_collective import listening, pair_threads
@@ -40,7 +41,7 @@ class Prefill:
         )
         address = self.answer()
         source = BufferBlocks(NUM_BLOCKS, LAYOUT)
-        wire = GrpcTransport(LAYOUT.block_bytes, connect_timeout_s=1.0)
+        wire = GrpcTransport(TRUST, LAYOUT.block_bytes, connect_timeout_s=1.0)
         transports = {"collective": CollectiveTransport(source, wire, timeout_s=1.0), "grpc": wire}
         self.sender = Sender(LAYOUT, source, transports, SenderConfig(ack_timeout_s=ACK_S))
         self.ways = (Way("collective", address), Way("grpc", address))

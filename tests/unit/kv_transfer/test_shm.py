@@ -38,6 +38,7 @@ from kv_transfer.verify import Verify
 from kv_transfer.ways import Way, WaySilent, WayUnusable
 from pdserve.v1.errors import Unavailable
 from tests.integrity import wait_until
+from tests.trusted import TRUST
 from tests.unit.kv_transfer.hand_over import INSTANCE, LAYOUT, WAIT_S, HandOver
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="memfd and pidfd are Linux's")
@@ -371,9 +372,9 @@ def test_where_the_memory_will_not_open_kv_goes_by_the_next_way(
     both: HandOver, caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level(logging.INFO)
-    server = GrpcPushServer(both.receiver, "127.0.0.1", 0, SIZE)
+    server = GrpcPushServer(both.receiver, TRUST, "127.0.0.1", 0, SIZE)
     server.start()
-    both.sender._transports["grpc"] = GrpcTransport(SIZE)
+    both.sender._transports["grpc"] = GrpcTransport(TRUST, SIZE)
     lost = Way("shm", "/nowhere/pool", b"n")
     target = replace(both.reserve("a", (0, 1)), ways=(lost, *server.ways))
     assert both.send_all(target, (0, 1)).done.result(WAIT_S) is not None
@@ -398,9 +399,11 @@ def test_where_nobody_answers_kv_goes_by_the_next_way_and_the_silent_one_is_left
             tried.append(way)
             return super().connect(way, events)
 
-    server = GrpcPushServer(both.receiver, "127.0.0.1", 0, SIZE)
+    server = GrpcPushServer(both.receiver, TRUST, "127.0.0.1", 0, SIZE)
     server.start()
-    both.sender._transports.update(shm=Counted(LAYOUT, connect_timeout_s=0.3), grpc=GrpcTransport(SIZE))
+    both.sender._transports.update(
+        shm=Counted(LAYOUT, connect_timeout_s=0.3), grpc=GrpcTransport(TRUST, SIZE)
+    )
     silent = Way("shm", str(tmp_path / "s"), b"n")
     with socket.socket(socket.AF_UNIX) as listener:
         listener.bind(silent.address)

@@ -7,7 +7,6 @@ from collections.abc import Iterator
 from contextlib import ExitStack
 from itertools import count
 
-import grpc
 import pytest
 
 from kv_transfer.codec import encode
@@ -16,8 +15,10 @@ from kv_transfer.transport.grpc import PUSH, GrpcPushServer
 from kv_transfer.transport.stream_watch import StreamLimits, StreamWatch, WatchedStream
 from pdserve.v1.errors import Unavailable
 from tests.integrity import wait_until
+from tests.trusted import TRUST
 from tests.unit.kv_transfer.hand_over import WAIT_S, HandOver
 from tests.unit.kv_transfer.test_reservation import Clock
+from trust.channels import open_channel
 
 LIMITS = StreamLimits(max_streams=3, first_s=5.0, idle_s=100.0, crowded_s=30.0, unread_s=10.0)
 
@@ -113,11 +114,11 @@ def test_streams_that_say_nothing_lock_no_prefill_worker_out(
         over.wait(WAIT_S)
 
     with HandOver("grpc") as both, ExitStack() as opened:
-        server = GrpcPushServer(both.receiver, "127.0.0.1", 0, both.layout.block_bytes, limits)
+        server = GrpcPushServer(both.receiver, TRUST, "127.0.0.1", 0, both.layout.block_bytes, limits)
         server.start()
         opened.callback(server.stop)
         opened.callback(over.set)
-        channel = opened.enter_context(grpc.insecure_channel(server.address))
+        channel = opened.enter_context(open_channel(server.address, TRUST))
         calls = [channel.stream_stream(PUSH, None, None)(say()) for _ in range(2)]
         both.ways = server.ways
         assert wait_until(lambda: "is ended" in caplog.text, WAIT_S)
@@ -130,7 +131,7 @@ def test_streams_that_say_nothing_lock_no_prefill_worker_out(
 def test_a_sender_whose_idle_stream_was_ended_makes_a_new_one() -> None:
     limits = StreamLimits(idle_s=0.3, tick_s=0.05)
     with HandOver("grpc") as both:
-        server = GrpcPushServer(both.receiver, "127.0.0.1", 0, both.layout.block_bytes, limits)
+        server = GrpcPushServer(both.receiver, TRUST, "127.0.0.1", 0, both.layout.block_bytes, limits)
         server.start()
         both.ways = server.ways
         for name in ("a", "b"):

@@ -21,7 +21,9 @@ from kv_transfer.transport.memory import Faults, MemoryTransport
 from kv_transfer.verify import Digest, Verify, checksum
 from kv_transfer.ways import Way
 from pdserve.v1.errors import Aborted, DataLoss, FailedPrecondition, Unavailable
+from tests.trusted import TRUST
 from tests.unit.kv_transfer.hand_over import FIRST, INSTANCE, LAYOUT, WAIT_S, HandOver
+from trust.channels import open_channel
 
 SIZE = LAYOUT.block_bytes
 ONE_BLOCK = SenderConfig(frame_bytes=SIZE, window_bytes=2 * SIZE, ack_timeout_s=10.0)
@@ -219,7 +221,7 @@ def test_a_single_block_of_any_size_passes_grpc(mebibytes: int) -> None:
     layout = KVLayout(1, 1, 1, mebibytes << 17, "float32", "wide")  # one block of this many MiB
     size = layout.block_bytes
     assert size == mebibytes << 20
-    with hand_over(GrpcTransport(size), layout=layout, num_blocks=2) as both:
+    with hand_over(GrpcTransport(TRUST, size), layout=layout, num_blocks=2) as both:
         target = both.reserve("a", (1, 0))
         both.send_all(target, (0, 1)).done.result(60)
         consume(both, target.key)
@@ -227,12 +229,12 @@ def test_a_single_block_of_any_size_passes_grpc(mebibytes: int) -> None:
 
 
 def test_garbage_ends_its_own_stream_and_no_other() -> None:
-    with hand_over(GrpcTransport(SIZE), ONE_BLOCK) as both:
+    with hand_over(GrpcTransport(TRUST, SIZE), ONE_BLOCK) as both:
         target = both.reserve("a", (0, 1))
         transfer = both.sender.open(target)
         transfer.offer((0,), 1)
         wait_until(lambda: both.table.bytes_received == SIZE)
-        with grpc.insecure_channel(both.address) as channel:
+        with open_channel(both.address, TRUST) as channel:
             for garbage in (b"", b"\xff" * 64, encode(Ack(target.key, 1))):
                 call = channel.stream_stream(PUSH, None, None)(iter([garbage]))
                 with pytest.raises(grpc.RpcError) as caught:
@@ -248,7 +250,7 @@ def test_garbage_ends_its_own_stream_and_no_other() -> None:
 
 
 def test_a_server_that_is_gone_is_unavailable_soon() -> None:
-    with hand_over(GrpcTransport(SIZE, connect_timeout_s=0.3), ONE_BLOCK) as both:
+    with hand_over(GrpcTransport(TRUST, SIZE, connect_timeout_s=0.3), ONE_BLOCK) as both:
         target = both.reserve("a", (0,))
         transfer = both.send_all(replace(target, ways=(Way("grpc", "127.0.0.1:1"),)), (0,))
         with pytest.raises(Unavailable) as caught:
@@ -258,10 +260,10 @@ def test_a_server_that_is_gone_is_unavailable_soon() -> None:
 
 
 def test_a_port_that_is_taken_is_an_error_at_once() -> None:
-    with hand_over(GrpcTransport(SIZE)) as both:
+    with hand_over(GrpcTransport(TRUST, SIZE)) as both:
         port = int(both.address.rsplit(":", 1)[1])
         with pytest.raises(RuntimeError, match=str(port)):
-            GrpcPushServer(both.receiver, "127.0.0.1", port, SIZE)
+            GrpcPushServer(both.receiver, TRUST, "127.0.0.1", port, SIZE)
 
 
 def push_by_hand(both: HandOver, stream: InboundStream, key: TransferKey, source: tuple[int, ...]) -> None:

@@ -6,7 +6,6 @@ import logging
 import threading
 from collections.abc import Iterator
 
-import grpc
 import pytest
 
 from kv_transfer.codec import FrameError, encode
@@ -20,7 +19,9 @@ from kv_transfer.transport.inbound_pair import InboundPair, PairTimeouts
 from kv_transfer.transport.stream_watch import StreamLimits
 from kv_transfer.verify import Verify
 from tests.integrity import wait_until
+from tests.trusted import TRUST
 from tests.unit.kv_transfer.hand_over import INSTANCE, LAYOUT, WAIT_S, HandOver
+from trust.channels import open_channel
 
 LONG_ID = "x" * 4000
 USELESS = encode(Renew(TransferKey(LONG_ID, 1), 1))
@@ -86,7 +87,7 @@ def test_a_peer_that_reads_no_answers_loses_its_stream(
     both: HandOver, caplog: pytest.LogCaptureFixture
 ) -> None:
     limits = StreamLimits(unread_s=0.3, tick_s=0.05)
-    server = GrpcPushServer(both.receiver, "127.0.0.1", 0, both.layout.block_bytes, limits)
+    server = GrpcPushServer(both.receiver, TRUST, "127.0.0.1", 0, both.layout.block_bytes, limits)
     server.start()
     over = threading.Event()
     target = both.reserve(LONG_ID, (0,))
@@ -96,7 +97,7 @@ def test_a_peer_that_reads_no_answers_loses_its_stream(
         while not over.is_set():
             yield encode(Renew(target.key, 0))
 
-    with grpc.insecure_channel(server.address) as channel:
+    with open_channel(server.address, TRUST) as channel:
         call = channel.stream_stream(PUSH, None, None)(flood())
         try:
             assert wait_until(lambda: "is ended: no answer was read" in caplog.text, WAIT_S)
