@@ -28,6 +28,7 @@ from trust.errors import TrustError
 from trust.trust import Trust
 from worker.control_server import ControlServer
 from worker.grammars import grammar_of
+from worker.heartbeat import Heartbeat
 from worker.identity import Role, WorkerIdentity, WorkerState
 from worker.messages import worker_load
 from worker.metrics import WorkerMetrics
@@ -66,7 +67,8 @@ class DecodeWorker:
         self._endpoint: PushEndpoint | None = None
         self._metrics = WorkerMetrics(self.describe)
         self._recorder = Recorder(worker_id, tracer)
-        self._server = ControlServer(trust, host, port, self.describe, self._metrics)
+        heartbeat = Heartbeat(worker_id, loop.engine.progress)
+        self._server = ControlServer(trust, host, port, self.describe, self._metrics, heartbeat)
         self._sequences = Sequences(self.identity, loop, self._config, self._recorder, self._require_ready)
         self._intake = self._sequences.intake
         self._lease_watch: asyncio.Task[None] | None = None

@@ -40,6 +40,7 @@ from trust.trust import Trust
 from worker.control_server import ControlServer
 from worker.engine_calls import post_to_engine, run_on_engine
 from worker.grammars import grammar_of
+from worker.heartbeat import Heartbeat
 from worker.identity import Role, WorkerIdentity, WorkerState
 from worker.messages import worker_load
 from worker.metrics import WorkerMetrics
@@ -78,7 +79,8 @@ class PrefillWorker:
         self.sender = Sender(layout, pool_blocks(loop.engine.pool), by_name, self._config.sender)
         self._metrics = WorkerMetrics(self.describe)
         self._recorder = Recorder(worker_id, tracer)
-        self._server = ControlServer(trust, host, port, self.describe, self._metrics)
+        heartbeat = Heartbeat(worker_id, loop.engine.progress)
+        self._server = ControlServer(trust, host, port, self.describe, self._metrics, heartbeat)
         # All prefills until their blocks are free again. The asyncio loop's.
         self._prefills: dict[str, Prefill] = {}
         self._is_idle = asyncio.Event()

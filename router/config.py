@@ -54,6 +54,8 @@ class RouterSettings(BaseModel):
     retry_budget: Annotated[int, Field(ge=0)] = 3
     # For the short calls to a worker: Reserve and Release.
     worker_timeout_s: PositiveSeconds = 5.0
+    # A worker that shows no sign of life for so long gets no new work, and loses what it has to others.
+    suspect_after_s: PositiveSeconds = 5.0
     # How long requests in flight may still take after SIGTERM.
     drain_s: Annotated[float, Field(ge=0)] = 5.0
 

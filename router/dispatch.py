@@ -22,7 +22,7 @@ from router.fleet.placing import Placing
 from router.fleet.worker import Worker
 from router.fleet.workers import WorkerTable
 from router.integrity import IntegrityError
-from router.loss import AttemptLost, Verdict, back_off_s, judge
+from router.loss import LEAVES, AttemptLost, Verdict, back_off_s, judge
 from router.outputs import Delta, Output
 from router.prefill import read_prefill
 from router.queue_order import QueuePolicy
@@ -39,8 +39,9 @@ class Dispatcher:
         self._table = table
         self._router_id = router_id
         self._in_flight: set[str] = set()
-        # Attempts that were made again: workers were lost, or none had room.
+        # Attempts that were made again: workers were lost, left or stalled, or none had room.
         self.num_resumes = 0
+        self.num_moves = 0
         self.num_refusals = 0
         self._releaser = Releaser()
         self._placing = Placing(table, settings.prefill_backlog_tokens)
@@ -87,7 +88,7 @@ class Dispatcher:
         if request.state is RequestState.RECEIVED:
             request.move(RequestState.QUEUED)
         elif not request.num_refusals:
-            await asyncio.sleep(back_off_s(request.num_losses))
+            await asyncio.sleep(back_off_s(request.num_resumes))
         request.tell(Moment.QUEUED)
         with attempt.phase("queue"):
             await self.admission.enter(attempt)
@@ -119,14 +120,14 @@ class Dispatcher:
         hold.reserving.add_done_callback(lambda _: worker.promises.pop(key, None))
         attempt.holds.append(hold)
         self._table.chosen(worker)
-        answer = await asyncio.shield(hold.reserving)
+        answer = await worker.answer_to(key, hold.reserving)
         if not isinstance(answer, PdserveError):
             attempt.decode_worker = worker
             attempt.reservation = answer.reservation
             return True
         if judge(answer) is Verdict.FINAL:
             raise answer
-        if judge(answer) is Verdict.RETRY:
+        if judge(answer) in (Verdict.RETRY, Verdict.MOVE):
             attempt.request.avoid.add(worker.info.instance_id)
         attempt.holds.remove(hold)
         self._releaser.release(hold)
@@ -134,8 +135,8 @@ class Dispatcher:
 
     def _prefill(self, attempt: Attempt) -> None:
         request, worker = attempt.request, attempt.prefill_worker
-        if worker is None or worker.is_gone:
-            raise AttemptLost(Unavailable("the prefill worker is gone"), Verdict.RETRY)
+        if worker is None or not worker.is_usable:
+            raise AttemptLost(Unavailable("the prefill worker has left", reason=LEAVES), Verdict.MOVE)
         request.move(RequestState.PREFILLING)
         if request.timeline.prefill_begun_at is None:
             request.timeline.prefill_begun_at = time.monotonic()
@@ -195,6 +196,8 @@ class Dispatcher:
     def _note_loss(self, loss: AttemptLost) -> None:
         if loss.verdict is Verdict.WAIT:
             self.num_refusals += 1
+        elif loss.verdict is Verdict.MOVE:
+            self.num_moves += 1
         else:
             self.num_resumes += 1
 

@@ -33,6 +33,10 @@ class Inbox:
         self.decode_let_go = False
         self.is_failed_by_prefill = False
 
+    @property
+    def has_failed(self) -> bool:
+        return self._failure is not None
+
     def await_report(self) -> None:
         self._awaits_report = True
 

@@ -18,10 +18,15 @@ from pdserve.v1.errors import (
 )
 
 LAYOUT_MISMATCH = "LAYOUT_MISMATCH"
+# What a worker says that drains, or has drained, and what this router says of one that gives no sign of life.
+STALLED = "WORKER_STALLED"
+LEAVES = "WORKER_LEAVES"
+_MOVED = frozenset({"DRAINING", "STOPPING", "STOPPED", STALLED, LEAVES})
 
 
 class Verdict(Enum):
     RETRY = "retry"  # costs one of the request's retries
+    MOVE = "move"  # costs none: the worker leaves in good order, or others do what it is too slow for
     WAIT = "wait"  # nothing was lost, there was no room
     FINAL = "final"
 
@@ -48,7 +53,15 @@ def judge(error: PdserveError) -> Verdict:
         return Verdict.WAIT
     if error.reason == LAYOUT_MISMATCH:
         return Verdict.FINAL
+    if error.reason in _MOVED:
+        return Verdict.MOVE
     return Verdict.RETRY if isinstance(error, _RETRIED) else Verdict.FINAL
+
+
+def lost_or_left(error: PdserveError, worker: str) -> PdserveError:
+    """For sequences whose worker ended its stream with `error`."""
+    reason = error.reason if error.reason in _MOVED else "WORKER_LOST"
+    return Unavailable(f"worker {worker} lost: {error.message}", reason=reason)
 
 
 def terminal(error: PdserveError, *, num_tokens: int, num_losses: int) -> PdserveError:

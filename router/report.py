@@ -40,7 +40,7 @@ def finished(attempt: Attempt) -> Finished:
         ending=ending,
         usage=usage,
         timings=timings,
-        num_resumes=request.num_losses,
+        num_resumes=request.num_resumes,
         prefill_worker=_id(attempt.prefill_worker),
         decode_worker=_id(attempt.decode_worker),
     )

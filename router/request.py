@@ -104,11 +104,17 @@ class Request:
     state: RequestState = RequestState.RECEIVED
     num_attempts: int = 0
     num_losses: int = 0
+    # Attempts that were made again elsewhere and cost nothing.
+    num_moves: int = 0
     # Attempts in a row that found no room.
     num_refusals: int = 0
     # Workers that lost an attempt of this request: others are tried first.
     avoid: set[str] = field(default_factory=set)
     last_error: PdserveError | None = None
+
+    @property
+    def num_resumes(self) -> int:
+        return self.num_losses + self.num_moves
 
     @property
     def is_done(self) -> bool:
@@ -138,6 +144,9 @@ class Request:
         previous, self.last_error = self.last_error, loss.error
         if loss.verdict is Verdict.WAIT:
             self.num_refusals += 1
+        elif loss.verdict is Verdict.MOVE:
+            self.num_refusals = 0
+            self.num_moves += 1
         else:
             self.num_refusals = 0
             self.num_losses += 1

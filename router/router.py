@@ -37,7 +37,9 @@ class Router:
         self.config = config
         self.tasks = Tasks()
         trust = config.trust.read()
-        self.table = WorkerTable(trust, config.router_id, self.tasks, config.worker_timeout_s)
+        self.table = WorkerTable(
+            trust, config.router_id, self.tasks, config.worker_timeout_s, config.suspect_after_s
+        )
         self.recent = Recent()
         self._listeners: list[Listener] = [log_event, self.recent.note_event]
         folder = read_model_folder(config.model_dir)
@@ -52,6 +54,7 @@ class Router:
 
     def start(self) -> None:
         self.tasks.start(watch(self._control, self.config.router_id, self.table), "watch of the controller")
+        self.tasks.start(self.table.watch_silence(), "watch of the workers")
 
     def on_event(self, listener: Listener) -> None:
         self._listeners.append(listener)

@@ -46,6 +46,31 @@ async def abort(context: grpc.aio.ServicerContext[object, object], error: Pdserv
     await context.abort(status.code, status.details, status.trailing_metadata)
 
 
+class Signs(worker_pb2_grpc.WorkerServicer):
+    """Signs of life, which a test may change or stop."""
+
+    def __init__(self) -> None:
+        self.vitals = cluster_pb2.Vitals(progress=1)
+        # Said while set.
+        self.speaks = asyncio.Event()
+        self.speaks.set()
+
+    def stall(self) -> None:
+        """Its engine is in a step, and gets no further."""
+        self.vitals = cluster_pb2.Vitals(progress=7, is_working=True)
+
+    def live(self) -> None:
+        self.vitals = cluster_pb2.Vitals(progress=8)
+
+    async def Watch(
+        self, request: worker_pb2.WatchVitalsRequest, context: object
+    ) -> AsyncIterator[cluster_pb2.Vitals]:
+        while True:
+            await self.speaks.wait()
+            yield self.vitals
+            await asyncio.sleep(0.02)
+
+
 @dataclass(eq=False)
 class ScriptedWorker:
     """What both kinds share: a server, an identity, a place in the snapshot."""
@@ -56,6 +81,7 @@ class ScriptedWorker:
     state: cluster_pb2.WorkerState = cluster_pb2.WORKER_STATE_READY
     instance_id: str = field(default_factory=lambda: uuid.uuid4().hex)
     address: str = "127.0.0.1:0"
+    signs: Signs = field(default_factory=Signs)
     server: grpc.aio.Server | None = None
 
     def services(self, server: grpc.aio.Server) -> None:
@@ -64,6 +90,7 @@ class ScriptedWorker:
     async def start(self) -> None:
         self.server = grpc.aio.server(options=OPTIONS)
         self.services(self.server)
+        worker_pb2_grpc.add_WorkerServicer_to_server(self.signs, self.server)
         health_pb2_grpc.add_HealthServicer_to_server(health.aio.HealthServicer(), self.server)
         host = self.address.rpartition(":")[0]
         self.address = f"{host}:{self.server.add_insecure_port(self.address)}"

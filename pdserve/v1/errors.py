@@ -145,9 +145,9 @@ CODE_NAMES: tuple[str, ...] = tuple(code.name for code in _BY_CODE)
 _BY_NUMBER: dict[int, type[PdserveError]] = {code.value[0]: kind for code, kind in _BY_CODE.items()}
 
 
-def from_code(number: int, message: str) -> PdserveError:
+def from_code(number: int, message: str, reason: str | None = None) -> PdserveError:
     """The error for a google.rpc.Code number (as in `SequenceFailed.code`)."""
-    return _BY_NUMBER.get(number, Internal)(message)
+    return _BY_NUMBER.get(number, Internal)(message, reason=reason)
 
 
 def to_status(error: PdserveError) -> grpc.Status:

@@ -11,6 +11,7 @@ import asyncio
 import logging
 import time
 from collections.abc import Callable, Collection, Coroutine, Mapping
+from functools import partial
 from typing import TypeVar
 
 import grpc
@@ -19,15 +20,18 @@ from observability.origin import Metadata
 from pdserve.v1 import cluster_pb2, worker_pb2, worker_pb2_grpc
 from pdserve.v1.errors import Cancelled, PdserveError, Unavailable, from_code, from_rpc_error
 from router.fleet.placement import DecodeView, PrefillView
+from router.fleet.vigil import Vigil, vitals_of
 from router.fleet.worker_info import LoadReport, Role, SequenceKey, WorkerInfo, WorkerState, load_of
 from router.inbox import Inbox
-from router.loss import back_off_s
+from router.loss import LEAVES, STALLED, back_off_s, lost_or_left
 from router.tasks import Tasks
 from router.tokens import token_of
 from trust.channels import open_aio_channel
 from trust.trust import Trust
 
 T = TypeVar("T")
+
+ReserveAnswer = worker_pb2.ReserveResponse | PdserveError
 
 logger = logging.getLogger(__name__)
 
@@ -64,6 +68,7 @@ class Worker:
         on_change: Callable[[], None],
         on_room: Callable[[], None],
         timeout_s: float,
+        suspect_after_s: float,
     ) -> None:
         self.info = info
         self.state = WorkerState.STARTING
@@ -83,6 +88,10 @@ class Worker:
         self._timeout_s = timeout_s
         self._others_tokens = 0
         self._reported_at = 0.0
+        self._suspect_after_s = suspect_after_s
+        self._vigil = Vigil()
+        # Who waits for an answer to Reserve.
+        self._reserving: dict[SequenceKey, asyncio.Future[ReserveAnswer]] = {}
         self._connected = asyncio.Event()
         self._is_subscribed = False
         self._calls: set[asyncio.Task[object]] = set()
@@ -94,6 +103,7 @@ class Worker:
 
     def start(self) -> None:
         self._loops.append(self._tasks.start(self._watch_connection(), f"connection {self.info.id}"))
+        self._loops.append(self._tasks.start(self._watch_vitals(), f"vitals {self.info.id}"))
         if self.info.role is not Role.PREFILL:
             self._loops.append(self._tasks.start(self._subscribe(), f"subscribe {self.info.id}"))
 
@@ -101,7 +111,15 @@ class Worker:
     def is_usable(self) -> bool:
         """May be given new work."""
         is_reached = self.is_connected and (self._is_subscribed or self.info.role is Role.PREFILL)
-        return is_reached and self.state is WorkerState.READY and not self.is_gone
+        is_ready = self.state is WorkerState.READY and self.suspicion is None
+        return is_reached and is_ready and not self.is_gone
+
+    @property
+    def suspicion(self) -> str | None:
+        """Why it may not live although it is connected. Others do its work meanwhile, if there are any."""
+        if self.state is WorkerState.UNHEALTHY:
+            return "is unhealthy, as the controller says"
+        return self._vigil.complaint() if self._vigil.still_s > self._suspect_after_s else None
 
     @property
     def is_connected(self) -> bool:
@@ -177,6 +195,16 @@ class Worker:
         self.note_load(response.load)
         return response
 
+    async def answer_to(self, key: SequenceKey, call: asyncio.Task[ReserveAnswer]) -> ReserveAnswer:
+        """What Reserve said, or as soon as this worker is lost, that. The call goes on, whoever waits."""
+        waiting: asyncio.Future[ReserveAnswer] = asyncio.get_running_loop().create_future()
+        self._reserving[key] = waiting
+        call.add_done_callback(partial(_hand_on, waiting))
+        try:
+            return await waiting
+        finally:
+            del self._reserving[key]
+
     async def release(self, key: SequenceKey) -> None:
         """Raises PdserveError."""
         keys = [worker_pb2.SequenceKey(transfer_id=key.transfer_id, epoch=key.epoch)]
@@ -216,10 +244,23 @@ class Worker:
         self.is_gone = True
         error = Unavailable(f"worker {self.info.id} {reason}", reason="WORKER_LOST")
         self._lose_decoding(error)
-        for inbox in tuple(self.prefilling.values()):
-            inbox.fail_prefill(error)
+        self._lose_prefills(error)
         for task in self._loops:
             task.cancel()
+
+    def move(self, why: str) -> None:
+        """What this router has here goes on elsewhere, and what still comes from here is for nobody."""
+        inboxes = (*self.decoding.values(), *self.prefilling.values())
+        if not self._reserving and all(inbox.has_failed or inbox.decode_let_go for inbox in inboxes):
+            return
+        error = Unavailable(f"worker {self.info.id} {why}", reason=STALLED)
+        logger.warning("worker=%s %s: its streams go on elsewhere", self.info.id, why)
+        self._fail_decoding(error)
+        self._lose_prefills(error)
+
+    def passed(self, elapsed_s: float) -> None:
+        """Time, for its silence to be measured."""
+        self._vigil.passed(elapsed_s)
 
     async def close(self) -> None:
         """After `lose`. The channel goes last: closing it under a call would look like a cancel."""
@@ -230,11 +271,26 @@ class Worker:
 
     def _lose_decoding(self, error: PdserveError) -> None:
         self._is_subscribed = False
-        for inbox in tuple(self.decoding.values()):
-            inbox.fail_decode(error)
+        self._fail_decoding(error)
         self._on_change()
 
-    # Its two loops.
+    def _fail_decoding(self, error: PdserveError) -> None:
+        """One that only asks for room is not lost: it asks the next."""
+        for key, inbox in tuple(self.decoding.items()):
+            if key not in self._reserving:
+                inbox.fail_decode(error)
+        self._answer_reserving(error)
+
+    def _answer_reserving(self, error: PdserveError) -> None:
+        for waiting in self._reserving.values():
+            if not waiting.done():
+                waiting.set_result(error)
+
+    def _lose_prefills(self, error: PdserveError) -> None:
+        for inbox in tuple(self.prefilling.values()):
+            inbox.fail_prefill(error)
+
+    # Its loops.
 
     async def _watch_connection(self) -> None:
         while True:
@@ -243,8 +299,28 @@ class Worker:
                 self._connected.set()
             else:
                 self._connected.clear()
+                # A server that ends lets go of the connection first, and may leave late calls unanswered.
+                reason = LEAVES if self.state is WorkerState.DRAINING else "WORKER_LOST"
+                error = Unavailable(f"worker {self.info.id} is not connected", reason=reason)
+                self._answer_reserving(error)
+                self._lose_prefills(error)
             self._on_room()
             await self._channel.wait_for_state_change(state)
+
+    async def _watch_vitals(self) -> None:
+        num_failures = 0
+        while True:
+            await self._connected.wait()
+            try:
+                async for message in self._any.Watch(worker_pb2.WatchVitalsRequest()):
+                    num_failures = 0
+                    self._vigil.heard(vitals_of(message))
+            except grpc.aio.AioRpcError as failure:
+                if failure.code() is grpc.StatusCode.UNIMPLEMENTED:
+                    return  # an older worker: its connection must do
+            self._vigil.forget()
+            num_failures += 1
+            await asyncio.sleep(back_off_s(num_failures, base_s=0.1))
 
     async def _subscribe(self) -> None:
         num_failures = 0
@@ -260,8 +336,7 @@ class Worker:
                 error = from_rpc_error(failure)
             num_failures += 1
             logger.warning("stream of worker=%s ended: %s", self.info.id, error.message)
-            lost = Unavailable(f"worker {self.info.id} lost: {error.message}", reason="WORKER_LOST")
-            self._lose_decoding(lost)
+            self._lose_decoding(lost_or_left(error, self.info.id))
             await asyncio.sleep(back_off_s(num_failures, base_s=0.1))
 
     def _on_step(self, step: worker_pb2.StepOutput) -> None:
@@ -276,7 +351,19 @@ class Worker:
                 inbox.put_decode(token_of(token))
         for failed in step.failed:
             if (inbox := self.decoding.get(SequenceKey(failed.transfer_id, failed.epoch))) is not None:
-                error = from_code(failed.code, f"worker {self.info.id}: {failed.message}")
+                told = f"worker {self.info.id}: {failed.message}"
+                error = from_code(failed.code, told, failed.reason or None)
                 inbox.fail_decode(error, let_go=True)
         if step.HasField("load"):
             self.note_load(step.load)
+
+
+def _hand_on(waiting: asyncio.Future[ReserveAnswer], call: asyncio.Task[ReserveAnswer]) -> None:
+    if waiting.done():
+        return
+    if call.cancelled():
+        waiting.cancel()
+    elif (bug := call.exception()) is not None:
+        waiting.set_exception(bug)
+    else:
+        waiting.set_result(call.result())

@@ -7,6 +7,7 @@ connection breaks.
 
 from __future__ import annotations
 
+import asyncio
 import logging
 from collections.abc import Callable, Sequence
 from enum import Enum
@@ -16,10 +17,10 @@ from pdserve.v1 import cluster_pb2
 from router.fleet.worker import Worker
 from router.fleet.worker_info import Role, WorkerState, info_of
 from router.tasks import Tasks
-from trust.trust import Trust
 
 logger = logging.getLogger(__name__)
 
+_LOOK_EVERY_S = 0.25
 _ENDED = (WorkerState.STOPPED, WorkerState.DEAD)
 
 
@@ -31,17 +32,18 @@ class Route(Enum):
 
 
 class WorkerTable:
-    def __init__(self, trust: Trust, router_id: str, tasks: Tasks, timeout_s: float) -> None:
-        self._trust = trust
+    def __init__(self, router_id: str, tasks: Tasks, timeout_s: float, suspect_after_s: float) -> None:
         self._router_id = router_id
         self._tasks = tasks
         self._timeout_s = timeout_s
+        self._suspect_after_s = suspect_after_s
         self._workers: dict[str, Worker] = {}
         # Why a pool cannot come back, by the roles that the cluster has.
         self._pools: dict[Role, str | None] = {}
         # How many workers each pool is to have.
         self.targets: dict[Role, int] = {}
         self._unlisted: set[str] = set()
+        self._suspects: set[str] = set()
         self._on_change: list[Callable[[], None]] = []
         self._on_room: list[Callable[[], None]] = []
         self._choices = count(1)
@@ -65,6 +67,7 @@ class WorkerTable:
         self._unlisted = self._workers.keys() - listed
         for instance_id in self._unlisted:
             self._workers[instance_id].state = WorkerState.DRAINING
+        self._look(0.0)
         self._room()
 
     def _see(self, status: cluster_pb2.WorkerStatus, state: WorkerState) -> None:
@@ -78,12 +81,12 @@ class WorkerTable:
             info = info_of(status)
             worker = Worker(
                 info,
-                self._trust,
                 self._router_id,
                 self._tasks,
                 self._changed,
                 self._room,
                 self._timeout_s,
+                self._suspect_after_s,
             )
             self._workers[status.instance_id] = worker
             worker.start()
@@ -98,7 +101,41 @@ class WorkerTable:
         worker.lose("is gone")
         self._tasks.start(worker.close(), f"close {worker.info.id}")
 
+    async def watch_silence(self) -> None:
+        """Runs until cancelled: who gives no sign of life gets no work, and loses what it has to others."""
+        clock = asyncio.get_running_loop().time
+        last = clock()
+        while True:
+            await asyncio.sleep(_LOOK_EVERY_S)
+            now = clock()
+            self._look(now - last)
+            last = now
+
+    def _look(self, elapsed_s: float) -> None:
+        for worker in self._workers.values():
+            worker.passed(elapsed_s)
+        before, self._suspects = (
+            self._suspects,
+            {instance_id for instance_id, worker in self._workers.items() if worker.suspicion is not None},
+        )
+        for worker in self._workers.values():
+            if worker.info.instance_id in self._suspects ^ before:
+                logger.info("worker=%s %s", worker.info.id, worker.suspicion or "lives after all")
+        if self._suspects != before:
+            self._room()
+
+    def _move_streams(self) -> None:
+        """Off workers that may not live, to others. Where there is none they stay, and wait."""
+        for instance_id in tuple(self._suspects):
+            worker = self._workers.get(instance_id)
+            if worker is None or not (worker.decoding or worker.prefilling):
+                continue
+            why = worker.suspicion
+            if why is not None and self.usable(worker.info.role):
+                worker.move(why)
+
     def _changed(self) -> None:
+        self._move_streams()
         for instance_id in tuple(self._unlisted):
             worker = self._workers.get(instance_id)  # removing one comes back to here
             if worker is not None and (worker.is_idle or not worker.is_connected):

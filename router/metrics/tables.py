@@ -39,6 +39,11 @@ class TableMetrics(Collector):
             value=dispatcher.num_resumes,
         )
         yield CounterMetricFamily(
+            "pdserve_request_moves",
+            "Attempts whose worker left, or gave no sign of life, and that were made again elsewhere.",
+            value=dispatcher.num_moves,
+        )
+        yield CounterMetricFamily(
             "pdserve_reservations_refused",
             "Attempts that found no room on any decode worker, and waited again.",
             value=dispatcher.num_refusals,

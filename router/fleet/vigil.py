@@ -1,0 +1,83 @@
+"""Whether somebody who is said to live does: by what it says of itself, and by its silence.
+
+Time is counted by who watches and only while that one runs itself: a watcher that was stopped or starved for
+a while must not take its own absence for the silence of all others.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from pdserve.v1 import cluster_pb2
+
+# Of one look: whoever watches looks several times a second.
+LONGEST_LOOK_S = 1.0
+
+
+@dataclass(frozen=True, slots=True)
+class Vitals:
+    progress: int
+    # While it works and does not compile, `progress` must move.
+    is_working: bool
+    is_compiling: bool
+    heartbeat_age_s: float
+    # 0: it has not made any yet.
+    step_s: float
+
+
+def vitals_of(message: cluster_pb2.Vitals) -> Vitals:
+    return Vitals(
+        progress=message.progress,
+        is_working=message.is_working,
+        is_compiling=message.is_compiling,
+        heartbeat_age_s=message.heartbeat_age_ms / 1000,
+        step_s=message.step_ms / 1000,
+    )
+
+
+class Vigil:
+    """Begins with the first word: before that there is nothing to miss."""
+
+    def __init__(self) -> None:
+        self._last: Vitals | None = None
+        self._silent_s = 0.0
+        self._stalled_s = 0.0
+
+    def heard(self, vitals: Vitals) -> None:
+        must_move = vitals.is_working and not vitals.is_compiling
+        if not must_move or self._last is None or self._last.progress != vitals.progress:
+            self._stalled_s = 0.0
+        self._silent_s = 0.0
+        self._last = vitals
+
+    def passed(self, elapsed_s: float) -> None:
+        """To be told in short pieces: of a long one most is taken for the watcher's own absence."""
+        if self._last is not None:
+            self._silent_s += min(elapsed_s, LONGEST_LOOK_S)
+            self._stalled_s += min(elapsed_s, LONGEST_LOOK_S)
+
+    def forget(self) -> None:
+        """What is heard next comes from a new beginning."""
+        self._last, self._silent_s, self._stalled_s = None, 0.0, 0.0
+
+    @property
+    def still_s(self) -> float:
+        """For so long there is no sign of life of one kind or the other."""
+        if self._last is None:
+            return 0.0
+        stalled_s = self._stalled_s if self._last.is_working else 0.0
+        return max(self._silent_s, stalled_s, self._last.heartbeat_age_s)
+
+    @property
+    def step_s(self) -> float:
+        return self._last.step_s if self._last is not None else 0.0
+
+    @property
+    def is_compiling(self) -> bool:
+        return self._last is not None and self._last.is_compiling
+
+    def complaint(self) -> str:
+        """What `still_s` is about."""
+        if self._last is not None and self._last.is_working and self._stalled_s > self._silent_s:
+            return f"has computed nothing for {self.still_s:.0f} s, in the middle of a step"
+        return f"has given no sign of life for {self.still_s:.0f} s"
