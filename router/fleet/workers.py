@@ -17,6 +17,7 @@ from pdserve.v1 import cluster_pb2
 from router.fleet.worker import Worker
 from router.fleet.worker_info import Role, WorkerState, info_of
 from router.tasks import Tasks
+from trust.trust import Trust
 
 logger = logging.getLogger(__name__)
 
@@ -32,7 +33,10 @@ class Route(Enum):
 
 
 class WorkerTable:
-    def __init__(self, router_id: str, tasks: Tasks, timeout_s: float, suspect_after_s: float) -> None:
+    def __init__(
+        self, trust: Trust, router_id: str, tasks: Tasks, timeout_s: float, suspect_after_s: float
+    ) -> None:
+        self._trust = trust
         self._router_id = router_id
         self._tasks = tasks
         self._timeout_s = timeout_s
@@ -81,6 +85,7 @@ class WorkerTable:
             info = info_of(status)
             worker = Worker(
                 info,
+                self._trust,
                 self._router_id,
                 self._tasks,
                 self._changed,
