@@ -6,8 +6,8 @@ pdserve.v1.errors, whichever side it comes from.
 
 from __future__ import annotations
 
-import re
 from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping
+from pathlib import Path
 from types import TracebackType
 from typing import TypeVar
 
@@ -16,6 +16,7 @@ from google.protobuf.message import Message
 from typing_extensions import Self, Unpack
 
 from pdserve.answers import cluster_of, event_of, generation_of, model_of
+from pdserve.channel import Credentials, open_channel
 from pdserve.requests import GenerateOptions, Prompt, build_request, put, time_limit
 from pdserve.results import (
     ChatMessage,
@@ -98,24 +99,28 @@ __all__ = [
 
 T = TypeVar("T")
 
-_CHANNEL_OPTIONS = (
-    ("grpc.max_receive_message_length", -1),
-    ("grpc.max_send_message_length", -1),
-    # A router whose host is gone closes no connection.
-    ("grpc.keepalive_time_ms", 30_000),
-    ("grpc.keepalive_timeout_ms", 10_000),
-    ("grpc.http2.ping_timeout_ms", 10_000),
-)
-_LOOPBACK = re.compile(r"(127\.[\d.]+|localhost|\[::1\]):\d+$")
-
 
 class Client:
     """One channel to one router. Any number of calls may run at once."""
 
-    def __init__(self, address: str) -> None:
-        # A proxy in the environment is for the world outside, and this machine is none of it.
-        proxy = (("grpc.enable_http_proxy", 0),) if _LOOPBACK.match(address) else ()
-        self._channel = grpc.aio.insecure_channel(address, options=(*_CHANNEL_OPTIONS, *proxy))
+    def __init__(
+        self,
+        address: str,
+        *,
+        api_key: str | None = None,
+        tls: bool = False,
+        ca: str | Path | None = None,
+        cert: str | Path | None = None,
+        key: str | Path | None = None,
+    ) -> None:
+        """`ca`, `cert`, `key` are PEM files: whose certificate the router must have, and what the client
+        shows of itself where that is wanted. `tls` alone: a certificate of a CA that is known publicly.
+
+        Raises OSError for a file that cannot be read, ValueError for `cert` without `key`.
+        """
+        credentials = Credentials(api_key, tls, _path(ca), _path(cert), _path(key))
+        self._channel = open_channel(address, credentials)
+        self._shown = credentials.metadata()
         self._generation = generation_pb2_grpc.GenerationStub(self._channel)
         self._admin = cluster_pb2_grpc.AdminStub(self._channel)
 
@@ -143,7 +148,7 @@ class Client:
         `metadata` goes along with the call: `traceparent`, as OpenTelemetry's `inject` fills it in.
         """
         request = build_request(prompt, options)
-        return generation_of(await _answer(self._generation.Generate, request, timeout, metadata))
+        return generation_of(await self._answer(self._generation.Generate, request, timeout, metadata))
 
     async def generate_stream(
         self,
@@ -158,7 +163,7 @@ class Client:
         Closing the iterator (`aclose`, or `contextlib.aclosing` around it) cancels the request.
         """
         call = self._generation.GenerateStream(
-            build_request(prompt, options), timeout=time_limit(timeout), metadata=_entries(metadata)
+            build_request(prompt, options), timeout=time_limit(timeout), metadata=self._entries(metadata)
         )
         try:
             async for message in call:
@@ -170,17 +175,17 @@ class Client:
 
     async def get_model(self, *, timeout: float | None = None) -> Model:
         request = generation_pb2.GetModelRequest()
-        return model_of(await _answer(self._generation.GetModel, request, timeout))
+        return model_of(await self._answer(self._generation.GetModel, request, timeout))
 
     async def get_cluster(self, *, timeout: float | None = None) -> Cluster:
         request = cluster_pb2.GetClusterRequest()
-        return cluster_of(await _answer(self._admin.GetCluster, request, timeout))
+        return cluster_of(await self._answer(self._admin.GetCluster, request, timeout))
 
     async def scale_pool(self, role: Role, target: int, *, timeout: float | None = None) -> Cluster:
         """Set a pool's target. The answer comes at once; later snapshots show the way there."""
         request = cluster_pb2.ScalePoolRequest(role=f"ROLE_{role.name}")
         put(request, "target", target)
-        return cluster_of(await _answer(self._admin.ScalePool, request, timeout))
+        return cluster_of(await self._answer(self._admin.ScalePool, request, timeout))
 
     async def drain_worker(
         self,
@@ -194,23 +199,26 @@ class Client:
         request = cluster_pb2.DrainWorkerRequest(worker_id=worker_id, replace=replace)
         if drain_timeout_s is not None:
             put(request, "timeout_ms", max(1, round(drain_timeout_s * 1000)))
-        return cluster_of(await _answer(self._admin.DrainWorker, request, timeout))
+        return cluster_of(await self._answer(self._admin.DrainWorker, request, timeout))
+
+    async def _answer(
+        self,
+        call: Callable[..., Awaitable[T]],
+        request: Message,
+        timeout: float | None,
+        metadata: Mapping[str, str] | None = None,
+    ) -> T:
+        try:
+            return await call(request, timeout=time_limit(timeout), metadata=self._entries(metadata))
+        except grpc.aio.AioRpcError as error:
+            raise _typed(error, timeout) from error
+
+    def _entries(self, metadata: Mapping[str, str] | None) -> tuple[tuple[str, str], ...]:
+        return (*self._shown, *(metadata or {}).items())
 
 
-async def _answer(
-    call: Callable[..., Awaitable[T]],
-    request: Message,
-    timeout: float | None,
-    metadata: Mapping[str, str] | None = None,
-) -> T:
-    try:
-        return await call(request, timeout=time_limit(timeout), metadata=_entries(metadata))
-    except grpc.aio.AioRpcError as error:
-        raise _typed(error, timeout) from error
-
-
-def _entries(metadata: Mapping[str, str] | None) -> tuple[tuple[str, str], ...]:
-    return tuple((metadata or {}).items())
+def _path(named: str | Path | None) -> Path | None:
+    return None if named is None else Path(named)
 
 
 def _typed(error: grpc.aio.AioRpcError, timeout: float | None) -> PdserveError:

@@ -9,6 +9,7 @@ from typing import Annotated
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 from observability.config import ObservabilityConfig
+from router.access.settings import ApiKeySource, TlsFiles, refuse_open
 from trust.trust import TrustFiles
 
 PositiveInt = Annotated[int, Field(gt=0)]
@@ -30,7 +31,7 @@ class QueueOrder(Enum):
 class RouterSettings(BaseModel):
     """What a user may set: the `router` section of the cluster's YAML."""
 
-    model_config = ConfigDict(extra="forbid", frozen=True)
+    model_config = ConfigDict(extra="forbid", frozen=True, hide_input_in_errors=True)
 
     grpc: str = "127.0.0.1:50051"
     # None: no HTTP is served.
@@ -40,6 +41,14 @@ class RouterSettings(BaseModel):
     # Names, without a port, under which HTTP answers besides addresses and localhost. Where it listens beyond
     # loopback and there are none: any.
     http_hosts: tuple[HostName, ...] = ()
+    # None: nothing is encrypted.
+    tls: TlsFiles | None = None
+    # None: whoever reaches the ports may do everything.
+    api_keys: ApiKeySource | None = None
+    # Whether the ports may be open to a network without the two.
+    insecure: bool = False
+    # Of gRPC. A connection's further calls wait for one of these to end.
+    max_streams_per_connection: PositiveInt = 1024
     max_queued_requests: PositiveInt = 256
     queue_order: QueueOrder = QueueOrder.FCFS
     # Of SHORTEST: a prompt counts for less the longer it waits, and for nothing from here on.
@@ -58,6 +67,23 @@ class RouterSettings(BaseModel):
     suspect_after_s: PositiveSeconds = 5.0
     # How long requests in flight may still take after SIGTERM.
     drain_s: Annotated[float, Field(ge=0)] = 5.0
+
+    @model_validator(mode="after")
+    def _is_closed(self) -> RouterSettings:
+        if not self.insecure:
+            refuse_open(self.addresses(), self.tls, self.api_keys)
+        return self
+
+    @property
+    def is_guarded(self) -> bool:
+        """Whether something has to be shown at the ports."""
+        return self.tls is not None or self.api_keys is not None
+
+    def settled(self) -> RouterSettings:
+        """The same for a process that runs elsewhere: whole paths, and nothing from the environment."""
+        tls = None if self.tls is None else self.tls.absolute()
+        keys = None if self.api_keys is None else self.api_keys.settled()
+        return self.model_copy(update={"tls": tls, "api_keys": keys})
 
     def addresses(self) -> dict[str, str]:
         """Where the router listens, by the setting that says so."""
@@ -91,6 +117,8 @@ class RouterConfig(RouterSettings):
     # Where the controller serves Control; or the file in which each one that comes says so.
     control: str | None = None
     control_file: Path | None = None
+    # A Unix socket at which gRPC is served without keys and TLS: for the user whose folder it lies in.
+    local_socket: Path | None = None
     # By what the other parts of the cluster know it, and it them.
     trust: TrustFiles
     observability: ObservabilityConfig = ObservabilityConfig()

@@ -3,13 +3,18 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Sequence
+from pathlib import Path
 
 import grpc
 from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection
 from typing_extensions import Self
 
-from router.bind import CannotBind
+from router.access.gate import Gate
+from router.access.tls import grpc_credentials
+from router.bind import CannotBind, unix_target
+from router.front.guard import Guard
 from router.front.service import AdminService, GenerationService
 from router.http.server import HttpServer
 from router.router import Router
@@ -36,28 +41,35 @@ class RouterServer:
         self._health = health.aio.HealthServicer()  # type: ignore[attr-defined]
         self._changed = asyncio.Event()
         self._generation = GenerationService(router)
+        self._admin = AdminService(router)
         limit = max(_MIN_MESSAGE_LIMIT_BYTES, 2 * self._generation.max_request_bytes)
-        self._server = grpc.aio.server(options=(*_OPTIONS, ("grpc.max_receive_message_length", limit)))
+        self._options = (
+            *_OPTIONS,
+            ("grpc.max_receive_message_length", limit),
+            ("grpc.max_concurrent_streams", router.config.max_streams_per_connection),
+        )
+        self._gate = Gate(router.config.api_keys)
+        self._server = self._made((Guard(self._gate),))
+        # Where a key or a certificate has to be shown, this one wants neither.
+        self._local: grpc.aio.Server | None = None
 
     async def __aenter__(self) -> Self:
-        generation, admin = self._generation, AdminService(self.router)
-        for service in (generation, admin):
-            handler = grpc.method_handlers_generic_handler(service.NAME, service.handlers())
-            self._server.add_generic_rpc_handlers((handler,))
-        health_pb2_grpc.add_HealthServicer_to_server(self._health, self._server)
-        names = (generation.NAME, admin.NAME, health.SERVICE_NAME, reflection.SERVICE_NAME)
-        reflection.enable_server_reflection(names, self._server)
+        config = self.router.config
         try:
-            self.address = self._bind(self.router.config.grpc)
-            if self.router.config.http is not None:
-                self._http = HttpServer(self.router, self.router.config.http)
+            self.address = self._bind(config.grpc)
+            if config.local_socket is not None:
+                self._local = self._made(())
+                _bind_locally(self._local, config.local_socket)
+            if config.http is not None:
+                self._http = HttpServer(self.router, self._gate, config.http)
         except CannotBind:
             await self.router.close()
             raise
         self.router.table.on_change(self._changed.set)
         self.router.start()
         self.router.tasks.start(self._keep_health(), "health")
-        await self._server.start()
+        for server in self._servers():
+            await server.start()
         if self._http is not None:
             self._http.start()
         return self
@@ -65,8 +77,23 @@ class RouterServer:
     async def __aexit__(self, *_: object) -> None:
         if self._http is not None:
             await self._http.close()
-        await self._server.stop(None)
+        for server in self._servers():
+            await server.stop(None)
         await self.router.close()
+
+    def _servers(self) -> list[grpc.aio.Server]:
+        return [self._server] if self._local is None else [self._server, self._local]
+
+    def _made(self, interceptors: Sequence[Guard]) -> grpc.aio.Server:
+        server = grpc.aio.server(options=self._options, interceptors=interceptors)
+        generation, admin = self._generation, self._admin
+        for service in (generation, admin):
+            handler = grpc.method_handlers_generic_handler(service.NAME, service.handlers())
+            server.add_generic_rpc_handlers((handler,))
+        health_pb2_grpc.add_HealthServicer_to_server(self._health, server)
+        names = (generation.NAME, admin.NAME, health.SERVICE_NAME, reflection.SERVICE_NAME)
+        reflection.enable_server_reflection(names, server)
+        return server
 
     @property
     def http_address(self) -> str | None:
@@ -76,15 +103,19 @@ class RouterServer:
     async def drain(self, grace_s: float) -> None:
         """New calls are refused; those in flight may take so long."""
         await self._health.enter_graceful_shutdown()
-        stopping = [self._server.stop(grace_s)]
+        stopping = [server.stop(grace_s) for server in self._servers()]
         if self._http is not None:
             stopping.append(self._http.drain(grace_s))
         await asyncio.gather(*stopping)
 
     def _bind(self, address: str) -> str:
+        tls = self.router.config.tls
         try:
-            port = self._server.add_insecure_port(address)
-        except RuntimeError as error:
+            if tls is None:
+                port = self._server.add_insecure_port(address)
+            else:
+                port = self._server.add_secure_port(address, grpc_credentials(tls))
+        except (RuntimeError, ValueError) as error:
             raise CannotBind(f"cannot serve gRPC at {address}: {error}") from error
         return f"{address.rpartition(':')[0]}:{port}"
 
@@ -97,3 +128,11 @@ class RouterServer:
             for name in _HEALTH_NAMES:
                 await self._health.set(name, states.SERVING if is_serving else states.NOT_SERVING)
             await self._changed.wait()
+
+
+def _bind_locally(server: grpc.aio.Server, path: Path) -> None:
+    try:
+        server.add_insecure_port(unix_target(path))
+        path.chmod(0o600)
+    except (RuntimeError, OSError) as error:
+        raise CannotBind(f"cannot serve gRPC at {path}: {error}") from error

@@ -15,6 +15,8 @@ from starlette.datastructures import Headers
 from starlette.responses import JSONResponse
 from starlette.types import ASGIApp, Receive, Scope, Send
 
+from router.bind import is_loopback
+
 
 class TrustedNames:
     """ASGI middleware. `bound` is the host that the server is bound to."""
@@ -22,7 +24,7 @@ class TrustedNames:
     def __init__(self, app: ASGIApp, bound: str, names: Sequence[str]) -> None:
         self._app = app
         self._names = {"localhost", *(name.lower() for name in names)}
-        self._is_any = not names and not _is_loopback(bound)
+        self._is_any = not names and not is_loopback(bound)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         headers = Headers(scope=scope)
@@ -65,11 +67,6 @@ def _is_address(name: str) -> bool:
     except ValueError:
         return False
     return True
-
-
-def _is_loopback(bound: str) -> bool:
-    name = bound.strip("[]")
-    return name == "localhost" or (_is_address(name) and ipaddress.ip_address(name).is_loopback)
 
 
 def _forbidden(message: str, code: str) -> JSONResponse:

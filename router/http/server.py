@@ -5,11 +5,14 @@ from __future__ import annotations
 import asyncio
 import math
 import socket
-from collections.abc import Iterator
+import ssl
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
 import uvicorn
 
+from router.access.gate import Gate
+from router.access.tls import ssl_context
 from router.bind import CannotBind
 from router.http.app import make_app
 from router.http.connections import Connections
@@ -26,14 +29,14 @@ _LAST_WORDS_S = 1.0
 class HttpServer:
     """Takes the address when it is made. Raises CannotBind."""
 
-    def __init__(self, router: Router, address: str) -> None:
+    def __init__(self, router: Router, gate: Gate, address: str) -> None:
         self._router = router
         self._socket = _bind(address)
         host = address.rpartition(":")[0]
         self.address = f"{host}:{self._socket.getsockname()[1]}"
         self._connections = Connections()
         config = uvicorn.Config(
-            make_app(router, self._connections, host),
+            make_app(router, gate, self._connections, host),
             http=BoundedProtocol,
             ws="none",
             lifespan="off",
@@ -45,6 +48,7 @@ class HttpServer:
             server_header=False,
             timeout_keep_alive=_KEEP_ALIVE_S,
             timeout_graceful_shutdown=math.ceil(_LAST_WORDS_S),
+            ssl_context_factory=_tls(router),
         )
         self._server = _Server(config)
         self._serving: asyncio.Task[None] | None = None
@@ -69,6 +73,14 @@ class HttpServer:
         elif not self._serving.done():
             await asyncio.wait({self._serving}, timeout=_LAST_WORDS_S)
             self._server.force_exit = True
+
+
+def _tls(router: Router) -> Callable[[uvicorn.Config, Callable[[], ssl.SSLContext]], ssl.SSLContext] | None:
+    files = router.config.tls
+    if files is None:
+        return None
+    context = ssl_context(files)
+    return lambda _, default: context
 
 
 class _Server(uvicorn.Server):

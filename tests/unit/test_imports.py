@@ -9,7 +9,14 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parents[2]
-CLIENT_MODULES = {"pdserve", "pdserve.answers", "pdserve.client", "pdserve.requests", "pdserve.results"}
+CLIENT_MODULES = {
+    "pdserve",
+    "pdserve.answers",
+    "pdserve.channel",
+    "pdserve.client",
+    "pdserve.requests",
+    "pdserve.results",
+}
 WORKER_FLOOR = {"observability", "trust", "engine", "kv_transfer", "worker", "pdserve.v1"}
 # What the modules of each floor may import of ours.
 MAY_IMPORT = {
@@ -42,6 +49,7 @@ MAY_IMPORT = {
         "pdserve.cli",
         "pdserve.client",
         "cluster",
+        "router",
         "engine",
     },
 }
@@ -66,6 +74,7 @@ ONLY_IN = {
     "starlette": {"router"},
     "uvicorn": {"router"},
     "aiohttp": {"pdserve.bench"},
+    "cryptography": {"router"},
     "prometheus_client": {"router", "worker"},
     "opentelemetry": {"observability"},
     "pythonjsonlogger": {"observability"},

@@ -63,9 +63,10 @@ async def post(address: str, path: str, body: bytes, headers: Mapping[str, str] 
         writer.close()
 
 
-async def get(address: str, path: str) -> Answer:
+async def get(address: str, path: str, headers: Mapping[str, str] | None = None) -> Answer:
     reader, writer = await connect(address)
-    writer.write(f"GET {path} HTTP/1.1\r\nhost: localhost\r\n\r\n".encode())
+    lines = "".join(f"{name}: {value}\r\n" for name, value in (headers or {}).items())
+    writer.write(f"GET {path} HTTP/1.1\r\nhost: localhost\r\n{lines}\r\n".encode())
     try:
         return await read_answer(reader)
     finally:

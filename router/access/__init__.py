@@ -1,0 +1,1 @@
+"""Who may come in: certificates, API keys, and what each key may do."""

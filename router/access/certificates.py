@@ -1,0 +1,86 @@
+"""Certificates and their keys, as PEM files: whether they can be used, told before anything is served."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from datetime import datetime, timezone
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from cryptography.x509 import Certificate
+
+
+def read_file(path: Path) -> bytes:
+    """Raises ValueError that names the file."""
+    try:
+        return path.read_bytes()
+    except OSError as error:
+        raise ValueError(f"{str(path)!r} cannot be read: {error.strerror}") from error
+
+
+def check_certificates(path: Path) -> Path:
+    """Every one of a chain is of today. Raises ValueError."""
+    for certificate in _read_certificates(path):
+        _check_time(path, certificate)
+    return path
+
+
+def check_authorities(path: Path) -> Path:
+    """Of those in a bundle one is of today: others may have been left in it. Raises ValueError."""
+    complaints: list[ValueError] = []
+    for certificate in _read_certificates(path):
+        try:
+            _check_time(path, certificate)
+        except ValueError as error:
+            complaints.append(error)
+        else:
+            return path
+    raise complaints[0]
+
+
+def check_key(path: Path, cert: Path) -> Path:
+    """It is that of the first certificate in `cert`, and has no passphrase. Raises ValueError."""
+    # Loaded only where there is TLS.
+    from cryptography.exceptions import UnsupportedAlgorithm
+    from cryptography.hazmat.primitives.serialization import (
+        Encoding,
+        PublicFormat,
+        load_pem_private_key,
+    )
+
+    try:
+        key = load_pem_private_key(read_file(path), password=None)
+    except TypeError as error:
+        raise ValueError(f"{str(path)!r} has a passphrase: nobody is there to type it at a start") from error
+    except UnsupportedAlgorithm as error:
+        raise ValueError(f"{str(path)!r}: {error}") from error
+    except ValueError as error:
+        if path.is_file():
+            raise ValueError(f"{str(path)!r} holds no private key in PEM") from error
+        raise
+    own = _read_certificates(cert)[0]
+    form = Encoding.DER, PublicFormat.SubjectPublicKeyInfo
+    if key.public_key().public_bytes(*form) != own.public_key().public_bytes(*form):
+        raise ValueError(f"{str(path)!r} is not the key of the certificate in {str(cert)!r}")
+    return path
+
+
+def _read_certificates(path: Path) -> Sequence[Certificate]:
+    from cryptography.x509 import load_pem_x509_certificates
+
+    raw = read_file(path)
+    try:
+        return load_pem_x509_certificates(raw)
+    except ValueError as error:
+        raise ValueError(f"{str(path)!r} holds no certificate in PEM") from error
+
+
+def _check_time(path: Path, certificate: Certificate) -> None:
+    now = datetime.now(timezone.utc)
+    begin, end = certificate.not_valid_before_utc, certificate.not_valid_after_utc
+    whose = certificate.subject.rfc4514_string()
+    if now > end:
+        raise ValueError(f"the certificate of {whose} in {str(path)!r} expired at {end:%Y-%m-%d %H:%M} UTC")
+    if now < begin:
+        raise ValueError(f"the certificate of {whose} in {str(path)!r} begins at {begin:%Y-%m-%d %H:%M} UTC")
