@@ -9,7 +9,7 @@ BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check
 PROTOS := $(wildcard proto/pdserve/v1/*.proto)
 
-.PHONY: help install install-dev demo test test-full lint format proto docs clean
+.PHONY: help install install-dev demo test test-full test-faults lint format proto docs clean
 
 help:  ## This list
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 14
@@ -44,6 +44,9 @@ test: install-dev  ## All but the long tests (under 15 minutes on 2 cores)
 
 test-full: install-dev  ## Every test
 	$(BIN)/python -m pytest
+
+test-faults: install-dev  ## Each fault on each part in each state of a request, on real processes; prints a table
+	$(BIN)/python -m pytest tests/faults/matrix
 
 lint: install-dev  ## ruff (lint and format) and mypy --strict
 	$(BIN)/ruff check .

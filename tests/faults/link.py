@@ -44,11 +44,9 @@ class Link:
         return self
 
     async def __aexit__(self, *_: object) -> None:
-        await self.refuse()
         self.let_go()
-        for task in tuple(self._tasks):
-            task.cancel()
-        await asyncio.gather(*self._tasks, return_exceptions=True)
+        await self.refuse()
+        await asyncio.gather(*self._tasks)
 
     # What can be done to it.
 

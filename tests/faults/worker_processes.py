@@ -31,6 +31,11 @@ class Process:
     def send(self, number: signal.Signals) -> None:
         self.process.send_signal(number)
 
+    def drain(self) -> None:
+        """It finishes what it has, and ends."""
+        assert self.process.stdin is not None
+        self.process.stdin.write(b"\n")
+
     def prefill_stub(self) -> worker_pb2_grpc.PrefillWorkerStub:
         return worker_pb2_grpc.PrefillWorkerStub(self.channel)
 
