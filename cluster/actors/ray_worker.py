@@ -95,7 +95,7 @@ class RayWorker:
     def kill(self) -> None:
         if self._actor is not None:
             ray.kill(self._actor, no_restart=True)
-        # A stopped process does not hear Ray. Its pid means something on its own node only.
+        # A stopped process does not hear Ray: after 5 s its node's raylet kills it. Here it need not wait.
         if self._process is not None and self._process.find() is not None:
             os.kill(self._process.pid, signal.SIGKILL)
 

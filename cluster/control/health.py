@@ -1,4 +1,4 @@
-"""When a worker that does not answer is no longer chosen, and when it is replaced."""
+"""When a worker that shows no sign of life is no longer chosen, and when it is replaced."""
 
 from __future__ import annotations
 
@@ -11,18 +11,28 @@ from cluster.control.membership import SERVING, Member, WorkerState
 
 @dataclass(frozen=True, slots=True)
 class Patience:
-    """How often workers are asked how they are, and how long a silent one is borne."""
+    """How often workers are asked how they are, and how long one without a sign of life is borne."""
 
     probe_every_s: float = 1.0
     probe_timeout_s: float = 1.0
     # Not chosen any more …
-    unhealthy_after_s: float = 3.0
-    # … and replaced.
-    dead_after_s: float = 30.0
+    unhealthy_after_s: float = 5.0
+    # … and replaced, after the time of so many of its steps and no sooner than this.
+    dead_after_steps: float = 10.0
+    dead_after_s: float = 15.0
     # Blocks of transfers that ended and that a worker might still write; then it is replaced.
     quarantine_s: float = 30.0
     # For the first answer of a worker that says that it serves.
     register_timeout_s: float = 10.0
+
+    @property
+    def longest_look_s(self) -> float:
+        """More between two rounds of questions is the asker's own absence."""
+        return 2 * (self.probe_every_s + self.probe_timeout_s)
+
+    def bears_s(self, step_s: float) -> float:
+        """For how long it lets one live whose steps take so long."""
+        return max(self.dead_after_s, self.dead_after_steps * step_s)
 
 
 class Verdict(Enum):
@@ -48,13 +58,15 @@ def _is_process(member: Member, node: str, pid: int) -> bool:
     return member.state in SERVING and (member.node, member.pid) == (node, pid)
 
 
-def judge(state: WorkerState, silent_s: float, is_broken: bool, patience: Patience) -> Verdict:
-    """`is_broken`: it says itself that its engine is gone. A draining one may still finish what it can."""
-    if silent_s > patience.dead_after_s or (is_broken and state is not WorkerState.DRAINING):
+def judge(state: WorkerState, still_s: float, step_s: float, is_broken: bool, patience: Patience) -> Verdict:
+    """`still_s` without a sign of life, of one whose steps take `step_s`. `is_broken`: it says itself that
+    its engine is gone. A draining one may still finish what it can.
+    """
+    if still_s > patience.bears_s(step_s) or (is_broken and state is not WorkerState.DRAINING):
         return Verdict.DEAD
-    is_silent = silent_s > patience.unhealthy_after_s
-    if is_silent and state is WorkerState.READY:
+    is_still = still_s > patience.unhealthy_after_s
+    if is_still and state is WorkerState.READY:
         return Verdict.UNHEALTHY
-    if not is_silent and state is WorkerState.UNHEALTHY:
+    if not is_still and state is WorkerState.UNHEALTHY:
         return Verdict.READY
     return Verdict.AS_BEFORE

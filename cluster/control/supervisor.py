@@ -35,6 +35,7 @@ from cluster.control.worker_handle import (
 )
 from cluster.nodes.network import Bind
 from pdserve.v1.cluster_pb2 import WORKER_STATE_DRAINING, WORKER_STATE_UNHEALTHY
+from router.fleet.vigil import Vigil, vitals_of
 from trust.trust import Trust
 from worker.identity import Role
 
@@ -54,13 +55,13 @@ class _Running:
 
     member: Member
     handle: WorkerHandle
+    vigil: Vigil
     # Its process was there before this supervisor.
     is_adopted: bool = False
     # Set when it has said how it is, or will not any more.
     has_spoken: asyncio.Event = field(default_factory=asyncio.Event)
     # From when it serves.
     probe: Probe | None = None
-    last_answer: float = 0.0  # the loop's clock
 
 
 class Supervisor:
@@ -81,12 +82,13 @@ class Supervisor:
         self._launch = launch
         self._trust = trust
         self._log_folder = log_folder
-        self._patience = patience or Patience()
+        self._patience = patience or Patience(unhealthy_after_s=config.router.suspect_after_s)
         self._bind = bind
         self._running: dict[str, _Running] = {}  # by the member's key
         self._retry_at: dict[Role, float] = {}
         self._tasks = Tasks()
         self._wake = asyncio.Event()
+        self._looked_at: float | None = None  # the loop's clock
 
     # -- from outside ------------------------------------------------------------------------------
 
@@ -178,7 +180,8 @@ class Supervisor:
             log_folder=self._log_folder,
         )
         member.detail = member.detail or f"waits to be placed: wants {spec.wanted()}"
-        running = self._running[member.key] = _Running(member, launch(spec), is_adopted)
+        vigil = Vigil(self._patience.longest_look_s)
+        running = self._running[member.key] = _Running(member, launch(spec), vigil, is_adopted)
         self._membership.add(member)
         self._tasks.start(self._live(running, pool.start_timeout_s), member.worker_id)
         return running
@@ -273,11 +276,14 @@ class Supervisor:
 
     async def _probe_all(self) -> None:
         await asyncio.sleep(self._patience.probe_every_s)
-        await self.refresh(self._patience.probe_timeout_s)
         now = asyncio.get_running_loop().time()
+        elapsed_s, self._looked_at = now - (self._looked_at or now), now
+        for running in self._running.values():
+            running.vigil.passed(elapsed_s)
+        await self.refresh(self._patience.probe_timeout_s)
         for running in tuple(self._running.values()):
             if running.member.state in SERVING:
-                self._act_on(running, now - running.last_answer)
+                self._act_on(running)
         for key, why in stuck_senders(self._membership.members(), self._patience).items():
             self._died(self._running[key].member, why)
             self._running[key].handle.kill()
@@ -288,17 +294,18 @@ class Supervisor:
         report = await running.probe.describe(timeout_s)
         if report is not None:
             running.member.report = report
-            running.last_answer = asyncio.get_running_loop().time()
+            running.vigil.heard(vitals_of(report.vitals))
 
-    def _act_on(self, running: _Running, silent_s: float) -> None:
-        member, report = running.member, running.member.report
+    def _act_on(self, running: _Running) -> None:
+        member, report, vigil = running.member, running.member.report, running.vigil
         is_broken = report is not None and report.state == WORKER_STATE_UNHEALTHY
-        silence = f"no answer for {silent_s:.0f} s"
-        verdict = judge(member.state, silent_s, is_broken, self._patience)
+        verdict = judge(member.state, vigil.still_s, vigil.step_s, is_broken, self._patience)
         if verdict is Verdict.READY:
             self._membership.move(member, WorkerState.READY)
         elif verdict is Verdict.UNHEALTHY:
-            self._membership.move(member, WorkerState.UNHEALTHY, silence)
+            self._membership.move(member, WorkerState.UNHEALTHY, vigil.complaint())
         elif verdict is Verdict.DEAD:
-            self._died(member, report.detail if report is not None and is_broken else silence)
+            self._died(member, report.detail if report is not None and is_broken else vigil.complaint())
             running.handle.kill()
+        elif member.state is WorkerState.READY:
+            self._membership.describe(member, "compiles" if vigil.is_compiling else "")

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 from pdserve.v1 import cluster_pb2
 
-# Of one look: whoever watches looks several times a second.
+# More than this between two looks of a watcher that looks several times a second is its own absence.
 LONGEST_LOOK_S = 1.0
 
 
@@ -38,7 +38,8 @@ def vitals_of(message: cluster_pb2.Vitals) -> Vitals:
 class Vigil:
     """Begins with the first word: before that there is nothing to miss."""
 
-    def __init__(self) -> None:
+    def __init__(self, longest_look_s: float = LONGEST_LOOK_S) -> None:
+        self._longest_look_s = longest_look_s
         self._last: Vitals | None = None
         self._silent_s = 0.0
         self._stalled_s = 0.0
@@ -53,8 +54,9 @@ class Vigil:
     def passed(self, elapsed_s: float) -> None:
         """To be told in short pieces: of a long one most is taken for the watcher's own absence."""
         if self._last is not None:
-            self._silent_s += min(elapsed_s, LONGEST_LOOK_S)
-            self._stalled_s += min(elapsed_s, LONGEST_LOOK_S)
+            elapsed_s = min(elapsed_s, self._longest_look_s)
+            self._silent_s += elapsed_s
+            self._stalled_s += elapsed_s
 
     def forget(self) -> None:
         """What is heard next comes from a new beginning."""

@@ -184,7 +184,7 @@ async def test_a_taken_port_fails_the_start_and_leaves_the_engine_free(
 ) -> None:
     loop = make_loop()
     for kind in (PrefillWorker, DecodeWorker):
-        worker = kind("w", loop, port=taken_port)
+        worker = kind("w", loop, TRUST, port=taken_port)
         with pytest.raises(RuntimeError, match=str(taken_port)):
             await worker.start()
         await worker.stop()

@@ -22,6 +22,7 @@ from pdserve.v1.cluster_pb2 import (
     WORKER_STATE_READY,
     KVLayout,
     Quarantine,
+    Vitals,
     WorkerLimits,
     WorkerStatus,
 )
@@ -63,6 +64,7 @@ class ScriptedHandle(WorkerServicer):
         self.state = WORKER_STATE_READY
         self.pid = 7 + len(script.handles)
         self.quarantines: list[Quarantine] = []
+        self.vitals = Vitals()
         self._script = script
         self._layout = script.layout
         self._pending_reason = script.pending_reason
@@ -127,4 +129,5 @@ class ScriptedHandle(WorkerServicer):
         limits = WorkerLimits(layout=self._layout, kv_blocks_total=64)
         status = WorkerStatus(instance_id=self.spec.key, pid=self.pid, state=self.state, limits=limits)
         status.quarantines.extend(self.quarantines)
+        status.vitals.CopyFrom(self.vitals)
         return DescribeResponse(status=status)

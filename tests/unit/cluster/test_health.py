@@ -10,25 +10,29 @@ from pdserve.v1.cluster_pb2 import Quarantine, WorkerStatus
 from worker.identity import Role
 
 S, V = WorkerState, Verdict
-PATIENCE = Patience(unhealthy_after_s=3, dead_after_s=30)
+PATIENCE = Patience(unhealthy_after_s=3, dead_after_steps=10, dead_after_s=30)
 
 
 @pytest.mark.parametrize(
-    ("state", "silent_s", "is_broken", "verdict"),
+    ("state", "still_s", "step_s", "is_broken", "verdict"),
     [
-        (S.READY, 1, False, V.AS_BEFORE),
-        (S.READY, 4, False, V.UNHEALTHY),
-        (S.UNHEALTHY, 4, False, V.AS_BEFORE),
-        (S.UNHEALTHY, 1, False, V.READY),
-        (S.UNHEALTHY, 31, False, V.DEAD),
-        (S.READY, 0, True, V.DEAD),
-        (S.DRAINING, 4, False, V.AS_BEFORE),
-        (S.DRAINING, 0, True, V.AS_BEFORE),
-        (S.DRAINING, 31, False, V.DEAD),
+        (S.READY, 1, 0.1, False, V.AS_BEFORE),
+        (S.READY, 4, 0.1, False, V.UNHEALTHY),
+        (S.UNHEALTHY, 4, 0.1, False, V.AS_BEFORE),
+        (S.UNHEALTHY, 1, 0.1, False, V.READY),
+        (S.UNHEALTHY, 31, 0.1, False, V.DEAD),
+        (S.UNHEALTHY, 31, 4.0, False, V.AS_BEFORE),  # its steps take long
+        (S.UNHEALTHY, 41, 4.0, False, V.DEAD),
+        (S.READY, 0, 0.1, True, V.DEAD),
+        (S.DRAINING, 4, 0.1, False, V.AS_BEFORE),
+        (S.DRAINING, 0, 0.1, True, V.AS_BEFORE),
+        (S.DRAINING, 31, 0.1, False, V.DEAD),
     ],
 )
-def test_silence_is_borne_for_a_while(state: S, silent_s: float, is_broken: bool, verdict: V) -> None:
-    assert judge(state, silent_s, is_broken, PATIENCE) is verdict
+def test_a_missing_sign_of_life_is_borne_for_a_while(
+    state: S, still_s: float, step_s: float, is_broken: bool, verdict: V
+) -> None:
+    assert judge(state, still_s, step_s, is_broken, PATIENCE) is verdict
 
 
 def member(name: str, role: Role, pid: int, node: str = "a", state: S = S.READY) -> Member:

@@ -9,7 +9,7 @@ import pytest
 import pytest_asyncio
 
 from cluster.control.membership import WorkerState
-from pdserve.v1.cluster_pb2 import WORKER_STATE_UNHEALTHY, KVLayout, Quarantine
+from pdserve.v1.cluster_pb2 import WORKER_STATE_UNHEALTHY, KVLayout, Quarantine, Vitals
 from tests.unit.cluster.harness import Cluster, config, started
 from worker.identity import Role
 
@@ -166,6 +166,45 @@ async def test_a_worker_that_stays_silent_is_killed_and_replaced(running: Cluste
     await running.until({"prefill-0": S.READY, "decode-0": S.UNHEALTHY})
     await running.until({"prefill-0": S.READY, "decode-0": S.READY})
     assert silent.is_killed
+
+
+async def test_a_worker_that_answers_and_computes_nothing_is_unhealthy_and_then_replaced(
+    running: Cluster,
+) -> None:
+    stalled = running.script.handles[1]
+    stalled.vitals = Vitals(progress=7, is_working=True)
+    await running.until({"prefill-0": S.READY, "decode-0": S.UNHEALTHY})
+    assert "computed nothing" in running.membership.pools[Role.DECODE].members[0].detail
+    await running.until({"prefill-0": S.READY, "decode-0": S.DEAD})
+    await running.until({"prefill-0": S.READY, "decode-0": S.READY})
+    assert stalled.is_killed
+
+
+async def test_a_stalled_worker_that_goes_on_is_taken_back(running: Cluster) -> None:
+    running.script.handles[1].vitals = Vitals(progress=7, is_working=True)
+    await running.until({"prefill-0": S.READY, "decode-0": S.UNHEALTHY})
+    running.script.handles[1].vitals = Vitals(progress=8, is_working=True)
+    await running.until({"prefill-0": S.READY, "decode-0": S.READY})
+    assert not running.script.handles[1].is_killed
+
+
+async def test_a_worker_whose_steps_take_long_is_given_longer(running: Cluster) -> None:
+    slow = running.script.handles[1]
+    slow.vitals = Vitals(progress=7, is_working=True, step_ms=60_000)
+    await running.until({"prefill-0": S.READY, "decode-0": S.UNHEALTHY})
+    # As long as others would be borne, and longer.
+    await asyncio.sleep(1.5)
+    assert running.states() == {"prefill-0": S.READY, "decode-0": S.UNHEALTHY}
+    assert not slow.is_killed
+
+
+async def test_a_worker_that_compiles_stays_ready_and_says_so(running: Cluster) -> None:
+    running.script.handles[1].vitals = Vitals(progress=7, is_working=True, is_compiling=True)
+    member = running.membership.pools[Role.DECODE].members[0]
+    async with running.changed:
+        await asyncio.wait_for(running.changed.wait_for(lambda: member.detail == "compiles"), 5)
+    await asyncio.sleep(1.0)
+    assert running.states() == {"prefill-0": S.READY, "decode-0": S.READY}
 
 
 async def test_a_worker_whose_engine_broke_is_replaced(running: Cluster) -> None:
