@@ -56,6 +56,8 @@ class Launched:
     http: str | None
     ray_address: str
     log_folder: Path
+    # Where gRPC is served, by each router; the first is `router`.
+    routers: tuple[str, ...]
 
 
 def up(config: ClusterConfig, progress: Progress) -> Launched:
@@ -114,7 +116,7 @@ def _launch(config: ClusterConfig, folder: Path, record: ClusterRecord, progress
         for router in routers if all(pool.replicas for pool in config.pools.by_role().values()) else ():
             wait_for_router(router, ROUTER_TIMEOUT_S)
         progress("router", "ready")
-    return Launched(config.name, routers[0], config.router.http, head.address, log_folder)
+    return Launched(config.name, routers[0], config.router.http, head.address, log_folder, tuple(routers))
 
 
 def _resolve_in_background(config: ClusterConfig, progress: Progress) -> Future[Path]:

@@ -23,6 +23,7 @@ from pdserve.results import (
     Quantiles,
     Quarantine,
     Role,
+    Router,
     RouterLoad,
     Started,
     Timings,
@@ -143,7 +144,12 @@ def cluster_of(message: cluster_pb2.ClusterSnapshot) -> Cluster:
     pools = tuple(_pool(pool) for pool in message.pools)
     http = message.router_http or None
     load = _router_load(message.router)
-    return Cluster(message.name, message.version, message.model, message.router_grpc, http, pools, load)
+    routers = tuple(
+        Router(each.id, each.grpc, each.http or None, each.detail, each.pid or None)
+        for each in message.routers
+    )
+    first = message.router_grpc
+    return Cluster(message.name, message.version, message.model, first, http, pools, load, routers)
 
 
 def _router_load(message: cluster_pb2.RouterLoad) -> RouterLoad:

@@ -311,6 +311,19 @@ class RouterLoad:
 
 
 @dataclass(frozen=True, slots=True)
+class Router:
+    """One of the routers, which all serve the same pools."""
+
+    id: str
+    grpc: str
+    http: str | None
+    # Why none is there now; empty: one is.
+    detail: str
+    # None: not known.
+    pid: int | None
+
+
+@dataclass(frozen=True, slots=True)
 class Cluster:
     name: str
     version: int
@@ -321,6 +334,8 @@ class Cluster:
     pools: tuple[Pool, ...]
     # Of the router that was asked.
     load: RouterLoad
+    # All of them; the two addresses above are the first one's.
+    routers: tuple[Router, ...] = ()
 
     def pool(self, role: Role) -> Pool | None:
         return next((pool for pool in self.pools if pool.role is role), None)

@@ -18,6 +18,7 @@ from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from cluster.actors.ray_worker import NAMESPACE, how_it_died
 from cluster.control.policy import retry_delay_s
+from cluster.control.snapshot import PartState
 from cluster.nodes.ray_nodes import process_here
 
 log = logging.getLogger(__name__)
@@ -46,14 +47,18 @@ def named_actor(kind: type, name: str, *arguments: object) -> ActorHandle:
 
 
 class Guard:
-    """`find` gives the actor, made anew if it is gone. It has `start`, which all may call, and `ping`."""
+    """`find` gives the actor, made anew if it is gone. It has `start`, which all may call, and `ping`, which
+    answers the pid of what serves. `on_change`: called when `state` is another.
+    """
 
-    def __init__(self, what: str, find: Callable[[], ActorHandle]) -> None:
+    def __init__(
+        self, what: str, find: Callable[[], ActorHandle], on_change: Callable[[], None] = lambda: None
+    ) -> None:
         self._what = what
         self._find = find
+        self._on_change = on_change
         self._num_failures = 0
-        # Why it is not there; empty: it is.
-        self.trouble = ""
+        self.state = PartState()
 
     async def keep(self) -> None:
         """One time around: until the actor is gone. Again and again, it is always there."""
@@ -63,22 +68,27 @@ class Guard:
         try:
             await self._until_gone(actor)
         except RayTaskError as error:
-            self.trouble = f"cannot start: {error.cause}"
+            self._note(PartState(f"cannot start: {error.cause}"))
         except RayActorError as error:
-            self.trouble = how_it_died(error)
+            self._note(PartState(how_it_died(error)))
         except asyncio.TimeoutError:
-            self.trouble = "does not answer"
+            self._note(PartState("does not answer"))
             await asyncio.to_thread(end_actor, actor)
-        log.warning("%s: %s", self._what, self.trouble)
+        log.warning("%s: %s", self._what, self.state.trouble)
         self._num_failures = 0 if time.monotonic() - began > _LIVED_S else self._num_failures + 1
 
     async def _until_gone(self, actor: ActorHandle) -> None:
         where = await asyncio.wait_for(actor.start.remote(), _START_TIMEOUT_S)
-        self.trouble = ""
         log.info("%s serves %s", self._what, where)
         while True:
-            await asyncio.wait_for(actor.ping.remote(), _SILENT_AFTER_S)
+            pid = await asyncio.wait_for(actor.ping.remote(), _SILENT_AFTER_S)
+            self._note(PartState("is being started again" if pid is None else "", pid))
             await asyncio.sleep(_LOOK_EVERY_S)
+
+    def _note(self, state: PartState) -> None:
+        if state != self.state:
+            self.state = state
+            self._on_change()
 
 
 def end_actor(actor: ActorHandle) -> None:

@@ -67,8 +67,9 @@ class RouterActor:
         self._tasks.repeat(self._controller.keep, "guard of the controller")
         return address
 
-    async def ping(self) -> None:
-        """That it answers is the answer."""
+    async def ping(self) -> int | None:
+        """The router's pid; None while it is being started again."""
+        return self._child.pid if self._child is not None and self._child.returncode is None else None
 
     async def rest(self) -> None:
         """Starts nothing any more, neither its router nor a controller: the cluster ends."""

@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import json
 import logging
+import os
 from functools import partial
 from pathlib import Path
 
@@ -49,7 +50,7 @@ class Controller:
         self._starting: asyncio.Future[str] | None = None
         self._tasks = Tasks()
         self._routers = [
-            Guard(f"router-{index}", partial(find_router, config, folder, bind, index))
+            Guard(f"router-{index}", partial(find_router, config, folder, bind, index), self._note_routers)
             for index in range(config.router.replicas)
         ]
         self._watchers = Watchers()
@@ -88,8 +89,8 @@ class Controller:
         log.info("controller of %s serves %s:%d", self._config.name, LOOPBACK, port)
         return f"{LOOPBACK}:{port}"
 
-    async def ping(self) -> None:
-        """That it answers is the answer."""
+    async def ping(self) -> int:
+        return os.getpid()
 
     async def rest(self) -> None:
         """Starts no router any more: the cluster ends."""
@@ -102,7 +103,10 @@ class Controller:
         await self._server.stop(0)
 
     def _snapshot(self) -> cluster_pb2.ClusterSnapshot:
-        return cluster_snapshot(self._config, self._membership)
+        return cluster_snapshot(self._config, self._membership, [guard.state for guard in self._routers])
+
+    def _note_routers(self) -> None:
+        self._membership.note_change()
 
     def _tell(self) -> None:
         self._watchers.tell(self._snapshot())

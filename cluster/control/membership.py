@@ -131,6 +131,10 @@ class Membership:
         pool.unrecoverable_reason = unrecoverable_reason
         self._changed()
 
+    def note_change(self) -> None:
+        """Of something that is told along with the members."""
+        self._changed()
+
     def _changed(self) -> None:
         self.version += 1
         self._on_change()

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from dataclasses import dataclass
+
 from cluster.config import ClusterConfig
 from cluster.control.membership import Member, Membership, Pool, WorkerState
 from pdserve.v1 import cluster_pb2
@@ -22,7 +25,18 @@ _STATES = {
 }
 
 
-def cluster_snapshot(config: ClusterConfig, membership: Membership) -> cluster_pb2.ClusterSnapshot:
+@dataclass(frozen=True, slots=True)
+class PartState:
+    """What is known of a router or the controller by who guards it."""
+
+    # Why none is there; empty: one is.
+    trouble: str = "has not started yet"
+    pid: int | None = None
+
+
+def cluster_snapshot(
+    config: ClusterConfig, membership: Membership, routers: Sequence[PartState] = ()
+) -> cluster_pb2.ClusterSnapshot:
     return cluster_pb2.ClusterSnapshot(
         name=config.name,
         version=membership.version,
@@ -30,6 +44,18 @@ def cluster_snapshot(config: ClusterConfig, membership: Membership) -> cluster_p
         pools=[_pool(pool) for pool in membership.pools.values()],
         router_grpc=config.router.grpc,
         router_http=config.router.http or "",
+        routers=[_router(config, index, state) for index, state in enumerate(routers)],
+    )
+
+
+def _router(config: ClusterConfig, index: int, state: PartState) -> cluster_pb2.RouterStatus:
+    served = config.router.replica(index)
+    return cluster_pb2.RouterStatus(
+        id=f"router-{index}",
+        grpc=served.grpc,
+        http=served.http or "",
+        detail=state.trouble,
+        pid=state.pid or 0,
     )
 
 

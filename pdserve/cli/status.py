@@ -73,7 +73,8 @@ def as_object(cluster: Cluster) -> dict[str, object]:
         for pool in cluster.pools
     }
     router = {"grpc": cluster.router_grpc, "http": cluster.router_http}
-    return {"name": cluster.name, "router": router, "pools": pools}
+    routers = [asdict(each) for each in cluster.routers]
+    return {"name": cluster.name, "router": router, "routers": routers, "pools": pools}
 
 
 def _names(cluster: Cluster) -> dict[str, str]:
@@ -122,7 +123,7 @@ STYLES = {"READY": "green", "STARTING": "yellow", "DRAINING": "yellow", "UNHEALT
 def show(cluster: Cluster) -> None:
     http = f"  HTTP http://{cluster.router_http}" if cluster.router_http else ""
     out.print(f"[bold]{cluster.name}[/]  model {cluster.model}  gRPC {cluster.router_grpc}{http}")
-    for line in pool_lines(cluster):
+    for line in (*router_lines(cluster), *pool_lines(cluster)):
         out.print(line, markup=False)
     table = Table(box=None, pad_edge=False, padding=(0, 1), header_style="dim")
     workers = [worker for pool in cluster.pools for worker in pool.workers]
@@ -159,6 +160,18 @@ def show(cluster: Cluster) -> None:
     for worker in workers:
         if worker.detail:
             out.print(f"{worker.id}: {worker.detail}", markup=False)
+
+
+def router_lines(cluster: Cluster) -> list[str]:
+    """Where there are several, or one is away."""
+    if len(cluster.routers) <= 1 and not any(router.detail for router in cluster.routers):
+        return []
+    return [
+        f"{router.id} gRPC {router.grpc}"
+        f"{f'  HTTP http://{router.http}' if router.http else ''}"
+        f"{f': {router.detail}' if router.detail else ''}"
+        for router in cluster.routers
+    ]
 
 
 def engine_lines(cluster: Cluster) -> list[str]:

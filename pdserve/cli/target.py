@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import socket
 from typing import Annotated
 
 import typer
 
 from cluster.config import split_address
 from cluster.state import ClusterRecord, find_cluster, running_clusters
+
+_CONNECT_TIMEOUT_S = 2.0
 
 
 def _checked_address(address: str | None) -> str | None:
@@ -39,7 +42,18 @@ def router_address(address: str | None, name: str | None) -> str:
     """Raises StateError where that is none or more than one."""
     if address is not None and name is not None:
         raise typer.BadParameter("give --address or --name, not both")
-    return address if address is not None else find_cluster(name).router
+    return address if address is not None else _answering(find_cluster(name))
+
+
+def _answering(record: ClusterRecord) -> str:
+    """Of several routers the first at whose port somebody is."""
+    for address in record.routers if len(record.routers) > 1 else ():
+        try:
+            socket.create_connection(split_address(address), _CONNECT_TIMEOUT_S).close()
+        except OSError:
+            continue
+        return address
+    return record.router
 
 
 def several_clusters(address: str | None, name: str | None) -> list[ClusterRecord]:

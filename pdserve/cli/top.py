@@ -14,7 +14,7 @@ from rich.text import Text
 
 from pdserve.cli.console import out
 from pdserve.cli.rates import Rates, WorkerRates
-from pdserve.cli.status import STYLES, in_mb, pool_lines, quarantine_lines
+from pdserve.cli.status import STYLES, in_mb, pool_lines, quarantine_lines, router_lines
 from pdserve.cli.target import Address, Name, router_address
 from pdserve.client import Client, Cluster, PdserveError, Quantiles, Role, Worker, WorkerState
 
@@ -86,7 +86,7 @@ def screen(cluster: Cluster, rates: Rates, trouble: str | None) -> Group:
     if trouble is not None:
         parts.append(Text(f"no answer, these figures are old: {trouble}", style="red"))
     parts += [Text(), _workers(cluster, rates), Text()]
-    parts += [Text(line, style="dim") for line in pool_lines(cluster)]
+    parts += [Text(line, style="dim") for line in (*router_lines(cluster), *pool_lines(cluster))]
     parts += [Text(line, style="yellow") for line in quarantine_lines(cluster)]
     for pool in cluster.pools:
         if pool.unrecoverable_reason:

@@ -35,7 +35,7 @@ def up(file: File) -> None:
         pdserve up cluster_configs/local-cpu.yaml
     """
     config = load_config(file)
-    for key, address in config.router.addresses().items():
+    for key, address in config.router.all_addresses():
         if not is_loopback(split_address(address)[0]):
             told = f"router.{key}: {address} is open to the network, without encryption and keys"
             err.print(told, style="yellow")
@@ -56,6 +56,8 @@ def up(file: File) -> None:
         f"[bold green]{launched.name}[/] serves gRPC at [bold]{launched.router}[/]{http} "
         f"after {time.monotonic() - begun:.1f} s (logs: {launched.log_folder})"
     )
+    for number, router in enumerate(launched.routers[1:], start=1):
+        out.print(f"  router-{number}: gRPC at {router}")
     name = f" --name {launched.name}"
     out.print(f'  pdserve generate{name} --chat "What is the capital of France?"')
     out.print(f"  pdserve status{name}")

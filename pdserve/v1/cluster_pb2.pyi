@@ -64,7 +64,7 @@ class DrainWorkerRequest(_message.Message):
     def __init__(self, worker_id: _Optional[str] = ..., replace: _Optional[bool] = ..., timeout_ms: _Optional[int] = ...) -> None: ...
 
 class ClusterSnapshot(_message.Message):
-    __slots__ = ("name", "version", "model", "pools", "router_grpc", "router_http", "router")
+    __slots__ = ("name", "version", "model", "pools", "router_grpc", "router_http", "router", "routers")
     NAME_FIELD_NUMBER: _ClassVar[int]
     VERSION_FIELD_NUMBER: _ClassVar[int]
     MODEL_FIELD_NUMBER: _ClassVar[int]
@@ -72,6 +72,7 @@ class ClusterSnapshot(_message.Message):
     ROUTER_GRPC_FIELD_NUMBER: _ClassVar[int]
     ROUTER_HTTP_FIELD_NUMBER: _ClassVar[int]
     ROUTER_FIELD_NUMBER: _ClassVar[int]
+    ROUTERS_FIELD_NUMBER: _ClassVar[int]
     name: str
     version: int
     model: str
@@ -79,7 +80,22 @@ class ClusterSnapshot(_message.Message):
     router_grpc: str
     router_http: str
     router: RouterLoad
-    def __init__(self, name: _Optional[str] = ..., version: _Optional[int] = ..., model: _Optional[str] = ..., pools: _Optional[_Iterable[_Union[PoolStatus, _Mapping]]] = ..., router_grpc: _Optional[str] = ..., router_http: _Optional[str] = ..., router: _Optional[_Union[RouterLoad, _Mapping]] = ...) -> None: ...
+    routers: _containers.RepeatedCompositeFieldContainer[RouterStatus]
+    def __init__(self, name: _Optional[str] = ..., version: _Optional[int] = ..., model: _Optional[str] = ..., pools: _Optional[_Iterable[_Union[PoolStatus, _Mapping]]] = ..., router_grpc: _Optional[str] = ..., router_http: _Optional[str] = ..., router: _Optional[_Union[RouterLoad, _Mapping]] = ..., routers: _Optional[_Iterable[_Union[RouterStatus, _Mapping]]] = ...) -> None: ...
+
+class RouterStatus(_message.Message):
+    __slots__ = ("id", "grpc", "http", "detail", "pid")
+    ID_FIELD_NUMBER: _ClassVar[int]
+    GRPC_FIELD_NUMBER: _ClassVar[int]
+    HTTP_FIELD_NUMBER: _ClassVar[int]
+    DETAIL_FIELD_NUMBER: _ClassVar[int]
+    PID_FIELD_NUMBER: _ClassVar[int]
+    id: str
+    grpc: str
+    http: str
+    detail: str
+    pid: int
+    def __init__(self, id: _Optional[str] = ..., grpc: _Optional[str] = ..., http: _Optional[str] = ..., detail: _Optional[str] = ..., pid: _Optional[int] = ...) -> None: ...
 
 class RouterLoad(_message.Message):
     __slots__ = ("num_running", "num_waiting", "window_ms", "num_finished", "prompt_tokens_per_s", "output_tokens_per_s", "ttft_ms", "itl_ms")

@@ -103,7 +103,7 @@ def test_generate_json_is_one_object_with_all_that_was_promised(running: Running
 
 def test_both_pools_counted_their_share(running: Running) -> None:
     status = json.loads(running.commands.succeed("status", "--json"))
-    assert set(status) == {"name", "router", "pools"}
+    assert set(status) == {"name", "router", "routers", "pools"}
     assert status["router"] == {"grpc": running.address, "http": running.http}
     prefill, decode = (status["pools"][role]["workers"][0] for role in ("prefill", "decode"))
     assert set(prefill) == set(decode) == WORKER_KEYS

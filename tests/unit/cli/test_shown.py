@@ -11,7 +11,7 @@ import pytest
 from pdserve.cli.answer import Answer, as_object, timings_table
 from pdserve.cli.console import out
 from pdserve.cli.status import as_object as status_object
-from pdserve.cli.status import engine_lines, pool_lines, quarantine_lines, route_lines, show
+from pdserve.cli.status import engine_lines, pool_lines, quarantine_lines, route_lines, router_lines, show
 from pdserve.cli.watching import Steps, wait_until_settled
 from pdserve.client import (
     Client,
@@ -21,6 +21,7 @@ from pdserve.client import (
     PdserveError,
     Pool,
     Role,
+    Router,
     Started,
     Timings,
     Usage,
@@ -53,6 +54,25 @@ def worker(
 
 def pool(role: Role, target: int, *states: WorkerState, reason: str | None = None) -> Pool:
     return Pool(role, target, tuple(worker(role, state) for state in states), reason)
+
+
+def test_routers_are_listed_where_there_are_several_or_one_is_away() -> None:
+    one = Router("router-0", "127.0.0.1:1", None, "", 7)
+    two = Router("router-1", "127.0.0.1:2", "127.0.0.1:3", "is being started again", None)
+    assert router_lines(replace(cluster(), routers=(one,))) == []
+    assert router_lines(replace(cluster(), routers=(one, two))) == [
+        "router-0 gRPC 127.0.0.1:1",
+        "router-1 gRPC 127.0.0.1:2  HTTP http://127.0.0.1:3: is being started again",
+    ]
+    assert router_lines(replace(cluster(), routers=(two,)))
+    told = cast(list[dict[str, object]], status_object(replace(cluster(), routers=(one, two)))["routers"])
+    assert told[1] == {
+        "id": "router-1",
+        "grpc": "127.0.0.1:2",
+        "http": "127.0.0.1:3",
+        "detail": "is being started again",
+        "pid": None,
+    }
 
 
 def cluster(*pools: Pool) -> Cluster:

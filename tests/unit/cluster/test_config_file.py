@@ -39,6 +39,23 @@ def test_what_is_not_said_has_its_default() -> None:
     assert config.pools.by_role()[Role.DECODE].engine.kv_cache == 2 << 30
 
 
+def test_router_replicas_count_on_from_the_ports_that_are_written() -> None:
+    three = "router: {grpc: '127.0.0.1:50051', http: '127.0.0.1:8000', replicas: 3}\n"
+    router = parse_config(GOOD + three, "f.yaml").router
+    assert [address for key, address in router.all_addresses() if key == "grpc"] == [
+        "127.0.0.1:50051",
+        "127.0.0.1:50052",
+        "127.0.0.1:50053",
+    ]
+    assert router.replica(2).http == "127.0.0.1:8002"
+    assert router.replica(0) == router
+    meet = "router: {grpc: '127.0.0.1:7998', http: '127.0.0.1:8000', replicas: 3}\n"
+    with pytest.raises(ConfigError, match=r"grpc and http are both 127\.0\.0\.1:8000 with 3 replicas"):
+        parse_config(GOOD + meet, "f.yaml")
+    with pytest.raises(ConfigError, match=r"127\.0\.0\.1:65536"):
+        parse_config(GOOD + "router: {grpc: '127.0.0.1:65535', replicas: 2}\n", "f.yaml")
+
+
 def test_disaggregated_and_colocated_pools_may_stand_side_by_side() -> None:
     config = parse_config(GOOD + "  colocated: {}\n", "f.yaml")
     assert list(config.pools.by_role()) == [Role.PREFILL, Role.DECODE, Role.COLOCATED]
