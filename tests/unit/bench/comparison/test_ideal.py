@@ -101,3 +101,18 @@ def test_everybody_gets_every_token_and_the_prefill_core_never_idles_while_someb
     for request in sorted(requests, key=lambda each: each.at_s):
         now = max(now, request.at_s) + TIMES.prefill_s(request.num_prompt_tokens or 0)
     assert max(record.arrivals_s[0] for record in records) == pytest.approx(now)
+
+
+@given(st.lists(st.tuples(st.integers(16, 4000), st.floats(0, 100)), min_size=2, max_size=60))
+def test_first_come_first_served_waits_as_queueing_theory_says(asks: list[tuple[int, float]]) -> None:
+    """Lindley's recursion: one waits for what is left of the one before, less the time between the two."""
+    at_s = waits_s = 0.0
+    requests, ttfts_s = [], []
+    for length, gap_s in asks:
+        at_s += gap_s
+        waits_s = max(0.0, waits_s - gap_s)
+        requests.append(asked(at_s, length))
+        waits_s += EVEN.prefill_s(length)
+        ttfts_s.append(waits_s)
+    records = simulate(requests, EVEN, FCFS)
+    assert [each.arrivals_s[0] - each.scheduled_s for each in records] == pytest.approx(ttfts_s, abs=1e-6)
