@@ -5,9 +5,10 @@ begun decode together, a token each in every step; one that begins waits for the
 Hand-over, scheduling and network take no time: what a real 1P1D with the same queue lacks to it is its
 overhead.
 
-Its goodput turns on the longest prompts. Of the conversation trace's window of 100 requests, five are clipped to
-4,000 tokens. Where a core prefills those within the objective's 4 s, all ten that may fail are left to queueing;
-where it does not, five of the ten have failed before anybody waits. With decoding free, first come first served:
+Its goodput turns on the longest prompts. Of the conversation trace's window of 100 requests, five are
+clipped to 4,000 tokens. Where a core prefills those within the objective's 4 s, all ten that may fail are
+left to queueing; where it does not, five of the ten have failed before anybody waits. With decoding free,
+first come first served:
 
     prefill at 1,024 tokens, tok/s   4,000 tokens take   goodput at TTFT <= 2 s   <= 4 s
     1,980 (the arithmetic's limit)   3.1 s               0.52 req/s               1.17
@@ -15,8 +16,8 @@ where it does not, five of the ten have failed before anybody waits. With decodi
     1,380                            4.5 s               0.24                     0.52
     770                              8.0 s               0.04                     0.15
 
-So a bound from arithmetic alone is twice what the same simulation gives at the rates that an engine reaches, and
-neither is wrong. Decode's measured times change nothing below one request a second.
+So a bound from arithmetic alone is twice what the same simulation gives at the rates that an engine
+reaches, and neither is wrong. Decode's measured times change nothing below one request a second.
 """
 
 from __future__ import annotations
