@@ -69,5 +69,6 @@ def step_output(batch: StepBatch, load: cluster_pb2.WorkerLoad) -> worker_pb2.St
             epoch=broken.key.epoch,
             code=broken.error.code.value[0],
             message=broken.error.message,
+            reason=broken.error.reason,
         )
     return message
