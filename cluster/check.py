@@ -18,6 +18,7 @@ from cluster.nodes.local_ray import QUIET
 from cluster.nodes.memory import CONTROL_BYTES, OWN_RAY_BYTES, WorkerEstimate, estimate
 from cluster.nodes.network import LOOPBACK
 from cluster.nodes.placement import Node, Wanted, assign, why_pending
+from cluster.preflight import refuse_tls
 from cluster.state import read_record
 from engine.errors import ModelError, NativeUnavailable
 from engine.model_facts import ModelFacts, gpu_memory_bytes, locate_model, read_facts
@@ -112,6 +113,8 @@ def _this_machine(config: ClusterConfig) -> Node:
 def _check_surroundings(config: ClusterConfig, report: Report) -> None:
     with _finding(report, ClusterError):
         with_absolute_paths(config)
+    with _finding(report, ClusterError):
+        refuse_tls(config)
     _check_ports(config, report)
 
 

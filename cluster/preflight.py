@@ -13,10 +13,12 @@ from engine.errors import ModelError, NativeUnavailable
 from engine.model_files import read_json
 from engine.native.requirements import check_machine
 from engine.weights import local_path
+from trust.errors import TrustError
 
 
 def refuse_early(config: ClusterConfig) -> None:
     """What the file alone shows, held against this machine. Raises LaunchError."""
+    refuse_tls(config)
     _refuse_large_kv(config, psutil.virtual_memory().total)
     refuse_kernels(config)
     try:
@@ -25,6 +27,17 @@ def refuse_early(config: ClusterConfig) -> None:
             refuse_context(config, path)
     except ModelError as error:
         raise LaunchError(f"model.id: {error}") from error
+
+
+def refuse_tls(config: ClusterConfig) -> None:
+    """Certificates by which the parts would not take each other. Other nodes' own are theirs to check. Raises
+    LaunchError.
+    """
+    try:
+        if config.network.tls is not None:
+            config.network.tls.absolute().check()
+    except TrustError as error:
+        raise LaunchError(f"network.tls.{error}") from error
 
 
 def _refuse_large_kv(config: ClusterConfig, memory_bytes: int) -> None:
