@@ -194,11 +194,17 @@ class Client:
         worker_id: str,
         *,
         replace: bool = False,
+        replace_first: bool = False,
         drain_timeout_s: float | None = None,
         timeout: float | None = None,
     ) -> Cluster:
-        """Let a worker finish what it has and stop; `drain_timeout_s` None: as long as its work takes."""
-        request = cluster_pb2.DrainWorkerRequest(worker_id=worker_id, replace=replace)
+        """Let a worker finish what it has and stop; `drain_timeout_s` None: as long as its work takes.
+
+        `replace`: another one starts meanwhile; `replace_first`: before, where there is room.
+        """
+        request = cluster_pb2.DrainWorkerRequest(
+            worker_id=worker_id, replace=replace, replace_first=replace_first
+        )
         if drain_timeout_s is not None:
             put(request, "timeout_ms", max(1, round(drain_timeout_s * 1000)))
         return cluster_of(await self._answer(self._admin.DrainWorker, request, timeout))

@@ -141,13 +141,13 @@ def _create(spec: WorkerSpec, wanted: Wanted, environment: RuntimeEnv | None) ->
 
 
 async def _with_patience(
-    events: ObjectRefGenerator, why_no_news: Callable[[], str]
+    events: ObjectRefGenerator, why_no_news: Callable[[], Pending]
 ) -> AsyncIterator[ObjectRef[StartEvent] | Pending]:
     """All events; until the first one comes, why it does not."""
     first = asyncio.ensure_future(anext(events))
     try:
         while not (await asyncio.wait({first}, timeout=_LOOK_EVERY_S))[0]:
-            yield Pending(await asyncio.to_thread(why_no_news))
+            yield await asyncio.to_thread(why_no_news)
         yield await first
     except StopAsyncIteration:
         return
@@ -157,13 +157,15 @@ async def _with_patience(
         yield event
 
 
-def _why_no_news(actor: ActorHandle, wanted: Wanted, environment: RuntimeEnv | None) -> str:
+def _why_no_news(actor: ActorHandle, wanted: Wanted, environment: RuntimeEnv | None) -> Pending:
     if is_placed(actor):
-        return "its process is starting"
+        return Pending("its process is starting")
     nodes = ray_nodes()
-    if environment is not None and any(can_take(wanted, node) for node in nodes):
-        return "Ray sets up its runtime_env"
-    return f"waits to be placed: wants {wanted}; {why_pending(wanted, nodes)}"
+    has_room = any(can_take(wanted, node) for node in nodes)
+    if environment is not None and has_room:
+        return Pending("Ray sets up its runtime_env")
+    why = f"waits to be placed: wants {wanted}; {why_pending(wanted, nodes)}"
+    return Pending(why, finds_no_room=not has_room)
 
 
 def how_it_died(error: RayActorError) -> str:

@@ -99,13 +99,18 @@ class ControlService(cluster_pb2_grpc.ControlServicer):
         member = self._membership.find(request.worker_id)
         if member is None:
             await _abort(context, NotFound(f"there is no worker {request.worker_id!r}", reason="NO_WORKER"))
+        timeout_s = request.timeout_ms / 1000 if request.timeout_ms else None
         try:
-            self._supervisor.drain(member, request.timeout_ms / 1000 if request.timeout_ms else None)
+            if request.replace_first:
+                self._supervisor.replace(member, timeout_s)
+            else:
+                self._supervisor.drain(member, timeout_s)
         except IllegalMove:
             message = f"{member.worker_id} is {member.state.value}: only a ready worker can be drained"
             await _abort(context, FailedPrecondition(message, reason="NOT_READY"))
         pool = self._membership.pools[member.role]
-        self._set_target(member.role, pool.target if request.replace else max(0, pool.target - 1))
+        stays = request.replace or request.replace_first
+        self._set_target(member.role, pool.target if stays else max(0, pool.target - 1))
         return self._snapshot()
 
     def _set_target(self, role: Role, target: int) -> None:

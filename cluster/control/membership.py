@@ -57,6 +57,11 @@ class Member:
     address: str | None = None
     # What it last said of itself (Describe).
     report: WorkerStatus | None = None
+    # It is to go, and be given so long for what it has, as soon as another is ready in its place.
+    is_leaving: bool = False
+    drain_timeout_s: float | None = None
+    # It starts, and no node has room for it now.
+    finds_no_room: bool = False
 
 
 @dataclass(slots=True)
@@ -129,6 +134,9 @@ class Membership:
         pool = self.pools[role]
         pool.num_failures += 1
         pool.unrecoverable_reason = unrecoverable_reason
+        if unrecoverable_reason:
+            for member in pool.members:
+                member.is_leaving = False  # nobody comes in its place
         self._changed()
 
     def note_change(self) -> None:

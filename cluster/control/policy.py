@@ -25,15 +25,18 @@ class Plan:
 
 
 def plan_pool(pool: Pool) -> Plan:
-    counted = pool.in_states(COUNTED)
+    counted = [member for member in pool.in_states(COUNTED) if not member.is_leaving]
+    leaving = [member for member in pool.in_states(COUNTED) if member.is_leaving]
     dead = pool.in_states(frozenset({WorkerState.DEAD}))
     missing = pool.target - len(counted)
     if missing > 0:
         taken = {member.worker_id for member in pool.members if member.state is not WorkerState.DEAD}
         return Plan(start=tuple(islice(free_ids(pool.role, taken), missing)))
     surplus = sorted(counted, key=_worth)[:-missing] if missing < 0 else []
+    may_leave = all(m.state is WorkerState.READY for m in counted) or any(m.finds_no_room for m in counted)
+    drain = [member for member in surplus if member.state is not WorkerState.STARTING]
     return Plan(
-        drain=tuple(member for member in surplus if member.state is not WorkerState.STARTING),
+        drain=(*drain, *(leaving if may_leave else ())),
         give_up=tuple(member for member in surplus if member.state is WorkerState.STARTING),
         forget=tuple(dead),
     )

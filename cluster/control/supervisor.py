@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 
 from cluster.config import ClusterConfig
 from cluster.control.health import Patience, Verdict, judge, stuck_senders
-from cluster.control.membership import SERVING, Member, Membership, WorkerState
+from cluster.control.membership import SERVING, IllegalMove, Member, Membership, WorkerState
 from cluster.control.policy import (
     FAILURES_UNTIL_UNRECOVERABLE,
     Plan,
@@ -43,6 +43,7 @@ log = logging.getLogger(__name__)
 
 
 Launch = Callable[[WorkerSpec], WorkerHandle]
+_LEAVING = "goes when another is ready in its place"
 
 
 class StartError(Exception):
@@ -128,6 +129,13 @@ class Supervisor:
         self._membership.move(member, WorkerState.DRAINING, "finishes what it has")
         self._tasks.start(self._stop(member, timeout_s), f"drain {member.worker_id}")
 
+    def replace(self, member: Member, drain_timeout_s: float | None) -> None:
+        """Another one starts, and this one drains when it is ready. Raises IllegalMove as `drain` does."""
+        if member.state not in (WorkerState.READY, WorkerState.UNHEALTHY):
+            raise IllegalMove(f"{member.worker_id} is {member.state.value}")
+        member.is_leaving, member.drain_timeout_s = True, drain_timeout_s
+        self._membership.describe(member, _LEAVING)
+
     async def refresh(self, timeout_s: float) -> None:
         """Fresh reports of every worker that answers in time."""
         await asyncio.gather(*(self._ask(running, timeout_s) for running in self._running.values()))
@@ -150,7 +158,7 @@ class Supervisor:
             self._membership.remove(member)
             self._running[member.key].handle.kill()
         for member in plan.drain:
-            self.drain(member, None)
+            self.drain(member, member.drain_timeout_s)
         if not plan.start:
             return
         loop = asyncio.get_running_loop()
@@ -217,6 +225,7 @@ class Supervisor:
             raise StartError(f"not ready within {timeout_s:g} s: {member.detail}") from error
         self._membership.start_succeeded(member.role)
         self._membership.move(member, WorkerState.READY)
+        self._wake.set()
         log.info("worker=%s ready address=%s pid=%s", member.worker_id, member.address, member.pid)
         if member.report is not None and member.report.state == WORKER_STATE_DRAINING:
             self.drain(member, None)  # an earlier controller has told it to, and for how long
@@ -225,8 +234,12 @@ class Supervisor:
         async for event in running.handle.start():
             if isinstance(event, Pending):
                 self._membership.describe(running.member, event.reason)
+                running.member.finds_no_room = event.finds_no_room
+                if event.finds_no_room:
+                    self._wake.set()
             elif isinstance(event, Loading):
                 running.member.pid, running.member.node = event.pid, event.node
+                running.member.finds_no_room = False
                 self._membership.describe(running.member, event.detail)
                 running.has_spoken.set()
             elif isinstance(event, StartFailed):
@@ -308,4 +321,5 @@ class Supervisor:
             self._died(member, report.detail if report is not None and is_broken else vigil.complaint())
             running.handle.kill()
         elif member.state is WorkerState.READY:
-            self._membership.describe(member, "compiles" if vigil.is_compiling else "")
+            usual = _LEAVING if member.is_leaving else ""
+            self._membership.describe(member, "compiles" if vigil.is_compiling else usual)

@@ -40,6 +40,8 @@ class Pending:
     """It has no place yet, and this is why."""
 
     reason: str
+    # No node has room for it now.
+    finds_no_room: bool = False
 
 
 @dataclass(frozen=True, slots=True)

@@ -15,7 +15,7 @@ from cluster.config_file import ConfigError
 from cluster.errors import ClusterError
 from pdserve import __version__
 from pdserve.bench.errors import BenchError
-from pdserve.cli import bench, check, demo, down, drain, generate, key, scale, status, top, up
+from pdserve.cli import bench, check, demo, down, drain, generate, key, restart, scale, status, top, up
 from pdserve.cli.console import error_line, out
 from pdserve.v1.errors import PdserveError
 
@@ -58,6 +58,7 @@ app.command("top")(top.top)
 app.command("generate")(generate.generate)
 app.command("scale")(scale.scale)
 app.command("drain")(drain.drain)
+app.command("restart")(restart.restart)
 app.command("down")(down.down)
 app.command("demo")(demo.demo)
 app.add_typer(key.app)

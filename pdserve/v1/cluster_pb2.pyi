@@ -54,14 +54,16 @@ class ScalePoolRequest(_message.Message):
     def __init__(self, role: _Optional[_Union[Role, str]] = ..., target: _Optional[int] = ...) -> None: ...
 
 class DrainWorkerRequest(_message.Message):
-    __slots__ = ("worker_id", "replace", "timeout_ms")
+    __slots__ = ("worker_id", "replace", "timeout_ms", "replace_first")
     WORKER_ID_FIELD_NUMBER: _ClassVar[int]
     REPLACE_FIELD_NUMBER: _ClassVar[int]
     TIMEOUT_MS_FIELD_NUMBER: _ClassVar[int]
+    REPLACE_FIRST_FIELD_NUMBER: _ClassVar[int]
     worker_id: str
     replace: bool
     timeout_ms: int
-    def __init__(self, worker_id: _Optional[str] = ..., replace: _Optional[bool] = ..., timeout_ms: _Optional[int] = ...) -> None: ...
+    replace_first: bool
+    def __init__(self, worker_id: _Optional[str] = ..., replace: _Optional[bool] = ..., timeout_ms: _Optional[int] = ..., replace_first: _Optional[bool] = ...) -> None: ...
 
 class ClusterSnapshot(_message.Message):
     __slots__ = ("name", "version", "model", "pools", "router_grpc", "router_http", "router", "routers")

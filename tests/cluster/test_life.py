@@ -176,6 +176,25 @@ def test_scaling_up_and_down_under_load_loses_no_request(running: Running) -> No
     asyncio.run(scenario())
 
 
+@pytest.mark.full
+def test_a_rolling_restart_under_load_loses_no_request(running: Running) -> None:
+    async def scenario() -> None:
+        async with Client(running.address) as client:
+            before = await client.get_cluster(timeout=10)
+        stop = asyncio.Event()
+        clients = [asyncio.ensure_future(_keep_asking(running.address, n, stop)) for n in range(4)]
+        told = await asyncio.to_thread(running.commands.succeed, "restart")
+        stop.set()
+        for num_answers in await asyncio.gather(*clients):
+            assert num_answers > 0
+        assert "2 of 2 workers are new" in told
+        await _until(running.address, _is_whole)
+        async with Client(running.address) as client:
+            assert not _pids(await client.get_cluster(timeout=10)) & _pids(before)
+
+    asyncio.run(scenario())
+
+
 async def _keep_asking(address: str, number: int, stop: asyncio.Event) -> int:
     """Any error of any request fails the test."""
     num_answers = 0

@@ -68,7 +68,13 @@ def pretend_to_run(home: Path, *names: str) -> None:
 
 @pytest.mark.parametrize("address", ["foo", "", "foo:", "foo:0", "foo:99999", ":50051", "a b:1"])
 def test_an_address_that_is_none_is_wrong_usage(address: str) -> None:
-    for command in (["status"], ["generate", "hi"], ["scale", "decode=1"], ["drain", "decode-0"]):
+    for command in (
+        ["status"],
+        ["generate", "hi"],
+        ["scale", "decode=1"],
+        ["drain", "decode-0"],
+        ["restart"],
+    ):
         done = run(*command, "--address", address)
         assert done.exit_code == 2
         assert "is not host:port, like 127.0.0.1:50051" in done.output
@@ -222,9 +228,9 @@ def test_ctrl_c_while_the_commands_load_ends_quietly(
     assert capsys.readouterr().err == "interrupted\n"
 
 
-@pytest.mark.parametrize("command", ["check", "generate", "status", "scale", "drain"])
+@pytest.mark.parametrize("command", ["check", "generate", "status", "scale", "drain", "restart"])
 def test_help_shows_a_flag_without_a_value(command: str) -> None:
-    flags = ("--json", "--chat", "--explain", "--wait", "--replace")
+    flags = ("--json", "--chat", "--explain", "--wait", "--replace", "--surge")
     lines = [
         line for line in run(command, "--help").output.splitlines() if any(flag in line for flag in flags)
     ]

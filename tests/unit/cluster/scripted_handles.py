@@ -75,6 +75,8 @@ class ScriptedHandle(WorkerServicer):
         self._address: str | None = None
         # It does not even say how it stands.
         self.is_mute = False
+        # What it was given for its drain.
+        self.drain_timeout_s: float | None = None
 
     async def start(self) -> AsyncIterator[StartEvent]:
         """Again, for another controller: how it stands."""
@@ -85,7 +87,7 @@ class ScriptedHandle(WorkerServicer):
             yield Started(self._address)
             return
         if self._pending_reason is not None:
-            yield Pending(self._pending_reason)
+            yield Pending(self._pending_reason, finds_no_room=True)
             await self._gone.wait()
             raise WorkerGone("it never ran")
         yield Loading("here", self.pid, "loading weights")
@@ -112,7 +114,7 @@ class ScriptedHandle(WorkerServicer):
             wait.cancel()
 
     async def stop(self, drain_timeout_s: float | None) -> None:
-        self.state = WORKER_STATE_DRAINING
+        self.state, self.drain_timeout_s = WORKER_STATE_DRAINING, drain_timeout_s
         await asyncio.wait_for(self._script.may_finish.wait(), drain_timeout_s)
         self._stopped.set()
 

@@ -112,6 +112,17 @@ async def test_draining_takes_the_target_along_unless_it_is_to_be_replaced(serve
     await served.cluster.until({"prefill-0": S.READY})
 
 
+async def test_a_worker_that_is_replaced_first_takes_no_target_along(served: Served) -> None:
+    request = pb.DrainWorkerRequest(worker_id="decode-0", replace_first=True, timeout_ms=1500)
+    await served.stub.DrainWorker(request)
+    assert served.cluster.membership.pools[Role.DECODE].target == 1
+    await served.cluster.until({"prefill-0": S.READY, "decode-1": S.READY})
+    assert served.cluster.script.handles[1].drain_timeout_s == 1.5
+    # Its place is free again for the next one.
+    await served.stub.DrainWorker(pb.DrainWorkerRequest(worker_id="decode-1", replace_first=True))
+    await served.cluster.until({"prefill-0": S.READY, "decode-0": S.READY})
+
+
 async def test_only_a_ready_worker_can_be_drained(served: Served) -> None:
     served.cluster.script.may_finish.clear()
     await served.stub.DrainWorker(pb.DrainWorkerRequest(worker_id="decode-0"))

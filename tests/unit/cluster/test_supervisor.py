@@ -8,7 +8,7 @@ from collections.abc import AsyncIterator
 import pytest
 import pytest_asyncio
 
-from cluster.control.membership import WorkerState
+from cluster.control.membership import IllegalMove, WorkerState
 from pdserve.v1.cluster_pb2 import WORKER_STATE_UNHEALTHY, KVLayout, Quarantine, Vitals
 from tests.unit.cluster.harness import Cluster, config, started
 from worker.identity import Role
@@ -89,6 +89,55 @@ async def test_scaling_down_waits_for_what_a_worker_still_has(running: Cluster) 
     await running.until({**ready, "decode-1": S.DRAINING})
     running.script.may_finish.set()
     await running.until(ready)
+
+
+async def test_a_worker_that_is_replaced_goes_when_another_is_ready(running: Cluster) -> None:
+    running.script.may_start.clear()
+    old = running.membership.find("decode-0")
+    assert old is not None
+    running.supervisor.replace(old, drain_timeout_s=7.0)
+    running.supervisor.reconcile()
+    both = {"prefill-0": S.READY, "decode-0": S.READY, "decode-1": S.STARTING}
+    await running.until(both)
+    assert old.detail == "goes when another is ready in its place"
+    running.script.may_start.set()
+    await running.until({"prefill-0": S.READY, "decode-0": S.DRAINING, "decode-1": S.READY})
+    assert running.script.handles[1].drain_timeout_s == 7.0
+    running.script.may_finish.set()
+    await running.until({"prefill-0": S.READY, "decode-1": S.READY})
+
+
+async def test_where_there_is_no_room_for_two_the_old_one_goes_first(running: Cluster) -> None:
+    running.script.pending_reason = "the nodes are full"
+    old = running.membership.find("decode-0")
+    assert old is not None
+    running.supervisor.replace(old, None)
+    running.supervisor.reconcile()
+    await running.until({"prefill-0": S.READY, "decode-0": S.DRAINING, "decode-1": S.STARTING})
+
+
+async def test_a_worker_stays_where_none_can_start_in_its_place(
+    running: Cluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("cluster.control.supervisor.retry_delay_s", lambda num_failures: 0.01)
+    running.script.start_error = "no weights"
+    old = running.membership.find("decode-0")
+    assert old is not None
+    running.supervisor.replace(old, None)
+    running.supervisor.reconcile()
+    pool = running.membership.pools[Role.DECODE]
+    async with running.changed:
+        await asyncio.wait_for(running.changed.wait_for(lambda: pool.unrecoverable_reason != ""), 5)
+    await running.until({"prefill-0": S.READY, "decode-0": S.READY})
+    assert running.membership.find("decode-0") is old
+
+
+async def test_only_a_worker_that_serves_can_be_replaced(running: Cluster) -> None:
+    old = running.membership.find("decode-0")
+    assert old is not None
+    running.supervisor.drain(old, None)
+    with pytest.raises(IllegalMove):
+        running.supervisor.replace(old, None)
 
 
 async def test_pools_scale_to_nothing_and_back(running: Cluster) -> None:

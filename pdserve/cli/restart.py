@@ -1,0 +1,157 @@
+"""`pdserve restart [POOL ...]`."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from typing import Annotated
+
+import typer
+
+from pdserve.cli.console import INTERRUPTED, err, out
+from pdserve.cli.target import Address, Name, router_address
+from pdserve.cli.watching import Steps
+from pdserve.client import Client, Cluster, Pool, Unavailable, Worker, WorkerState
+
+_LOOK_EVERY_S = 0.2
+# A router or controller that is away for a moment is no reason to give up.
+_AWAY_S = 60.0
+# A new controller does not know of what the one before it was asked.
+_ASK_AGAIN_S = 10.0
+# The others end by themselves, or are new.
+_SERVING = (WorkerState.READY, WorkerState.UNHEALTHY)
+
+Pools = Annotated[
+    list[str] | None, typer.Argument(metavar="[POOL ...]", help="prefill, decode, colocated. Default: all.")
+]
+Limit = Annotated[
+    float | None,
+    typer.Option("--timeout", metavar="SECONDS", help="How long each may drain. Default: no limit."),
+]
+Surge = Annotated[
+    bool,
+    typer.Option(
+        "--surge/--no-surge", metavar="", help="Start the new worker first, where Ray has room / not."
+    ),
+]
+
+
+def restart(
+    pools: Pools = None,
+    address: Address = None,
+    name: Name = None,
+    timeout: Limit = None,
+    surge: Surge = True,
+) -> None:
+    """Replace the workers of the pools by new ones, one at a time. No request is lost.
+
+    A new worker starts first; when it is ready the old one takes no new work, finishes what it has, and goes.
+    Ctrl-C stops behind the one that is at it.
+
+    Examples:
+        pdserve restart
+        pdserve restart decode --timeout 30
+    """
+    rolling = Rolling(surge, timeout)
+    try:
+        asyncio.run(_restart(router_address(address, name), rolling, pools or []))
+    except KeyboardInterrupt:
+        err.print(f"interrupted: {rolling.told()}")
+        raise typer.Exit(INTERRUPTED) from None
+    out.print(f"[green]{rolling.told()}[/]")
+
+
+async def _restart(address: str, rolling: Rolling, names: list[str]) -> None:
+    async with Client(address) as client:
+        await rolling.run(client, names)
+
+
+class Rolling:
+    """One rolling restart, as far as it has come."""
+
+    def __init__(self, surge: bool, drain_timeout_s: float | None) -> None:
+        self._surge = surge
+        self._drain_timeout_s = drain_timeout_s
+        self._num_done = 0
+        self._num_workers = 0
+        self._current: str | None = None
+
+    def told(self) -> str:
+        done = f"{self._num_done} of {self._num_workers} workers are new"
+        if self._current is None:
+            return done
+        return f"{done}; {self._current} is still being replaced in the background, see pdserve status"
+
+    async def run(self, client: Client, names: list[str]) -> None:
+        """Raises PdserveError."""
+        cluster = await client.get_cluster(timeout=10.0)
+        workers = [worker for pool in _named(cluster, names) for worker in pool.workers]
+        workers = [worker for worker in workers if worker.state in _SERVING]
+        self._num_workers = len(workers)
+        steps = Steps(cluster)
+        for worker in workers:
+            self._current = worker.id
+            await self._replace(client, worker, steps)
+            self._num_done += 1
+        self._current = None
+
+    async def _replace(self, client: Client, worker: Worker, steps: Steps) -> None:
+        """One that has gone by itself meanwhile is new already, or will be."""
+        asked_at: float | None = None
+        while True:
+            cluster = await _patiently(client)
+            steps.show(cluster)
+            pool = cluster.pool(worker.role)
+            if pool is None or is_replaced(pool, worker):
+                return
+            if asked_at is not None and pool.unrecoverable_reason:
+                raise Unavailable(f"{worker.id} stays, no other can start: {pool.unrecoverable_reason}")
+            if _may_be_asked(pool, worker) and (asked_at is None or _is_forgotten(pool, asked_at)):
+                asked_at = time.monotonic()
+                await client.drain_worker(
+                    worker.id,
+                    replace=True,
+                    replace_first=self._surge,
+                    drain_timeout_s=self._drain_timeout_s,
+                    timeout=10.0,
+                )
+            await asyncio.sleep(_LOOK_EVERY_S)
+
+
+def is_replaced(pool: Pool, worker: Worker) -> bool:
+    """It is gone, and its pool is whole."""
+    is_gone = all(each.instance_id != worker.instance_id for each in pool.workers)
+    return is_gone and _is_whole(pool)
+
+
+def _is_whole(pool: Pool) -> bool:
+    return [each.state for each in pool.workers] == [WorkerState.READY] * pool.target
+
+
+def _may_be_asked(pool: Pool, worker: Worker) -> bool:
+    return any(w.instance_id == worker.instance_id and w.state in _SERVING for w in pool.workers)
+
+
+def _is_forgotten(pool: Pool, asked_at: float) -> bool:
+    """Nothing happens any more, and should."""
+    return _is_whole(pool) and time.monotonic() - asked_at > _ASK_AGAIN_S
+
+
+async def _patiently(client: Client) -> Cluster:
+    began = time.monotonic()
+    while True:
+        try:
+            return await client.get_cluster(timeout=10.0)
+        except Unavailable:
+            if time.monotonic() - began > _AWAY_S:
+                raise
+            await asyncio.sleep(_LOOK_EVERY_S)
+
+
+def _named(cluster: Cluster, names: list[str]) -> list[Pool]:
+    pools = {pool.role.value: pool for pool in cluster.pools}
+    for name in names:
+        if name not in pools:
+            there = f"{cluster.name} has {' and '.join(pools)}"
+            raise typer.BadParameter(f"there is no pool {name!r}; {there}")
+    return [pool for name, pool in pools.items() if not names or name in names]
