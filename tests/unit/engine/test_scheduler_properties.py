@@ -75,7 +75,10 @@ class Steps(RuleBasedStateMachine):
             self._step()
 
     def _step(self) -> None:
+        ran = set(self.scheduler.running)
         chunks = self.scheduler.schedule()
+        if set(self.scheduler.running) - ran:  # a start leaves what those who run will need next
+            assert self.blocks.num_available >= self.scheduler.num_growth_blocks
         assert sum(chunk.num_tokens for chunk in chunks) <= LIMITS.max_num_batched_tokens
         assert len({chunk.sequence.sequence_id for chunk in chunks}) == len(chunks)
         written: list[int] = []
