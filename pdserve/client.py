@@ -232,6 +232,7 @@ def _path(named: str | Path | None) -> Path | None:
 def _typed(error: grpc.aio.AioRpcError, timeout: float | None) -> PdserveError:
     """gRPC ends a call at its deadline by itself, in words of its own."""
     typed = from_rpc_error(error)
-    if isinstance(typed, DeadlineExceeded) and timeout is not None:
-        return DeadlineExceeded(f"not done within {timeout:g} s", reason=typed.reason)
+    is_plain = isinstance(typed, DeadlineExceeded) and typed.reason == DeadlineExceeded.default_reason
+    if is_plain and timeout is not None:
+        return DeadlineExceeded(f"not done within {timeout:g} s")
     return typed

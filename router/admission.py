@@ -41,7 +41,8 @@ class Admission:
         self._clock = clock
         self._waiting: list[Ticket] = []
         self._no_room_timer: asyncio.TimerHandle | None = None
-        self._last_grant_at: float | None = None
+        # Since when somebody waits, or since the last one left while others waited; None: nobody does.
+        self._waits_since: float | None = None
         self._grant_interval_s = 1.0
 
     @property
@@ -50,8 +51,10 @@ class Admission:
 
     @property
     def retry_after_s(self) -> float:
-        """About how long the queue takes to move by its length, as it moved of late."""
-        return min(30.0, max(0.1, len(self._waiting) * self._grant_interval_s))
+        """About how long the queue takes to move by its length: as it moved of late, or as it stands now."""
+        now = asyncio.get_running_loop().time()
+        still_s = now - self._waits_since if self._waits_since is not None else 0.0
+        return min(30.0, max(0.1, len(self._waiting) * max(self._grant_interval_s, still_s)))
 
     def refuse_if_full(self, num_more: int = 1) -> None:
         if self._waiting and len(self._waiting) + num_more > self._max_queued:
@@ -62,17 +65,24 @@ class Admission:
             )
 
     async def enter(self, attempt: Attempt) -> None:
-        """Wait for a place. Leaving by cancel gives up the ticket; a place given is the attempt's."""
+        """Wait for a place. Leaving by cancel gives up the ticket; a place given is the attempt's.
+
+        Raises DeadlineExceeded, now or later, where there is too little time left for its prompt.
+        """
         ticket = Ticket(
             attempt, attempt.request.timeline.received_at, asyncio.get_running_loop().create_future()
         )
         self._waiting.append(ticket)
         try:
             self.grant()
+            if self._waiting and self._waits_since is None:
+                self._waits_since = asyncio.get_running_loop().time()
             await ticket.granted
         finally:
             if ticket in self._waiting:
                 self._waiting.remove(ticket)
+            if not self._waiting:
+                self._waits_since = None
 
     def grant(self) -> None:
         """Give places while there are any. Called on every change of what this depends on."""
@@ -83,9 +93,14 @@ class Admission:
             self._waiting.clear()
         while self._waiting and self._no_room_timer is None:
             ticket = self._next()
-            if not self._placing.place(ticket.attempt):
+            too_late = self._placing.too_late(ticket.attempt)
+            if too_late is None and not self._placing.place(ticket.attempt):
                 return
             self._waiting.remove(ticket)
+            if too_late is not None:
+                if not ticket.granted.done():
+                    ticket.granted.set_exception(too_late)
+                continue
             if not ticket.granted.done():
                 ticket.granted.set_result(None)
             self._note_grant()
@@ -114,8 +129,9 @@ class Admission:
             self._no_room_timer.cancel()
 
     def _note_grant(self) -> None:
+        """Time in which nobody waited says nothing of how fast the queue moves."""
         now = asyncio.get_running_loop().time()
-        if self._last_grant_at is not None:
-            gap = min(30.0, now - self._last_grant_at)
+        if self._waits_since is not None:
+            gap = min(30.0, now - self._waits_since)
             self._grant_interval_s += 0.1 * (gap - self._grant_interval_s)
-        self._last_grant_at = now
+        self._waits_since = now if self._waiting else None

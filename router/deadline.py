@@ -20,13 +20,22 @@ class Deadline:
         self._spent_s = spent_s
         self._timer: asyncio.TimerHandle | None = None
         self._task: asyncio.Task[object] | None = None
+        # The loop's clock.
+        self._ends_at: float | None = None
         self.has_passed = False
+
+    @property
+    def left_s(self) -> float:
+        """Since it was entered; before, all of it. Not below 0."""
+        if self._ends_at is None:
+            return max(0.0, self._timeout_s - self._spent_s)
+        return max(0.0, self._ends_at - asyncio.get_running_loop().time())
 
     async def __aenter__(self) -> Self:
         self._task = asyncio.current_task()
-        self._timer = asyncio.get_running_loop().call_later(
-            max(0.0, self._timeout_s - self._spent_s), self._expire
-        )
+        loop = asyncio.get_running_loop()
+        self._ends_at = loop.time() + max(0.0, self._timeout_s - self._spent_s)
+        self._timer = loop.call_at(self._ends_at, self._expire)
         return self
 
     async def __aexit__(

@@ -180,6 +180,8 @@ class Dispatcher:
             request.move(RequestState.STREAMING)
         if timeline.report is None:
             timeline.report = tokens[0].report
+        if tokens[0].report is not None:
+            self._placing.note_prefill(attempt, tokens[0].report)
         for token in tokens:
             timeline.handover = token.handover or timeline.handover
         is_first = timeline.first_token_at is None

@@ -303,6 +303,7 @@ class ScriptedPrefill(ScriptedWorker, worker_pb2_grpc.PrefillWorkerServicer):
         self.hold_transfer = asyncio.Event()
         self.hold_transfer.set()
         self.finish_at_first: generation_pb2.FinishReason | None = None
+        self.prefill_ms = 5.0  # what it says that each took
         self.num_prefills = 0
         self.num_cancelled = 0
         self.prompts: list[tuple[int, ...]] = []
@@ -367,7 +368,7 @@ class ScriptedPrefill(ScriptedWorker, worker_pb2_grpc.PrefillWorkerServicer):
             epoch=spec.epoch,
             position=position,
             token_id=self.rule(spec.prompt_token_ids, spec.sampling.seed, position),
-            prefill=worker_pb2.PrefillReport(cached_tokens=4, queue_ms=1.0, prefill_ms=5.0),
+            prefill=worker_pb2.PrefillReport(cached_tokens=4, queue_ms=1.0, prefill_ms=self.prefill_ms),
         )
         if is_end:
             token.finish_reason = self.finish_at_first or generation_pb2.FINISH_REASON_LENGTH

@@ -19,6 +19,7 @@ import grpc
 from observability.origin import Metadata
 from pdserve.v1 import cluster_pb2, worker_pb2, worker_pb2_grpc
 from pdserve.v1.errors import Cancelled, PdserveError, Unavailable, from_code, from_rpc_error
+from router.fleet.pace import Pace
 from router.fleet.placement import DecodeView, PrefillView
 from router.fleet.vigil import Vigil, vitals_of
 from router.fleet.worker_info import LoadReport, Role, SequenceKey, WorkerInfo, WorkerState, load_of
@@ -90,6 +91,7 @@ class Worker:
         self._reported_at = 0.0
         self._suspect_after_s = suspect_after_s
         self._vigil = Vigil()
+        self.pace = Pace()
         # Who waits for an answer to Reserve.
         self._reserving: dict[SequenceKey, asyncio.Future[ReserveAnswer]] = {}
         self._connected = asyncio.Event()

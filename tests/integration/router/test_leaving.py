@@ -90,6 +90,23 @@ async def test_the_clients_deadline_ends_it_anywhere(cluster: Cluster, place: st
         gate.set()
 
 
+async def test_a_prompt_that_cannot_be_computed_in_time_is_refused_at_once(cluster: Cluster) -> None:
+    cluster.p.prefill_ms = 300_000.0
+    slow, other = [1] * 300, [2] * 300
+    await cluster.client.generate(slow, max_tokens=2, timeout=20)
+    begin = time.monotonic()
+    with pytest.raises(DeadlineExceeded, match="300 prompt tokens take at least") as refused:
+        await cluster.client.generate(other, max_tokens=2, timeout=20)
+    assert time.monotonic() - begin < 10
+    assert refused.value.reason == "DEADLINE_TOO_SHORT"
+    assert cluster.p.num_prefills == 1
+    # Known prompts may be cached, and short ones take little.
+    await cluster.client.generate(slow, max_tokens=2, timeout=20)
+    await cluster.client.generate(PROMPT, max_tokens=2, timeout=20)
+    # One that has time enough is let in.
+    await cluster.client.generate(other, max_tokens=2, timeout=1000)
+
+
 async def test_without_a_deadline_the_routers_default_holds(model_dir: Path) -> None:
     async with running(model_dir, default_timeout_s=0.3) as cluster:
         cluster.d.go.clear()

@@ -7,7 +7,7 @@ from typing import cast
 
 import pytest
 
-from pdserve.v1.errors import PdserveError, ResourceExhausted, Unavailable
+from pdserve.v1.errors import DeadlineExceeded, PdserveError, ResourceExhausted, Unavailable
 from router.admission import Admission
 from router.attempt import Attempt
 from router.config import QueueOrder
@@ -22,6 +22,8 @@ class Places:
     def __init__(self, num_places: int) -> None:
         self.num_places = num_places
         self.verdict: PdserveError | None = None
+        # By when a request was received.
+        self.lateness: dict[float, PdserveError] = {}
         self.placed: list[float] = []
 
     def place(self, attempt: Attempt) -> bool:
@@ -33,6 +35,9 @@ class Places:
 
     def hopeless(self) -> PdserveError | None:
         return self.verdict
+
+    def too_late(self, attempt: Attempt) -> PdserveError | None:
+        return self.lateness.get(attempt.request.timeline.received_at)
 
     def uncached_tokens(self, attempt: Attempt) -> int:
         return attempt.num_tokens
@@ -118,6 +123,53 @@ async def test_waiting_in_vain_is_told_to_all() -> None:
     results = await asyncio.gather(*tasks, return_exceptions=True)
     assert all(isinstance(result, Unavailable) for result in results)
     assert queue.num_waiting == 0
+
+
+async def test_who_can_no_longer_be_in_time_takes_nobodys_place() -> None:
+    places = Places(0)
+    queue = admission(places)
+    tasks = [await waiting(queue, attempt(at)) for at in (1.0, 2.0)]
+    places.lateness[1.0] = DeadlineExceeded("too late")
+    places.num_places = 1
+    queue.grant()
+    first, second = await asyncio.gather(*tasks, return_exceptions=True)
+    assert isinstance(first, DeadlineExceeded)
+    assert second is None
+    assert places.placed == [2.0]
+    places.lateness[3.0] = DeadlineExceeded("too late")
+    with pytest.raises(DeadlineExceeded):
+        await queue.enter(attempt(3.0))
+
+
+async def test_the_time_to_come_back_follows_the_queues_own_pace() -> None:
+    places = Places(100)
+    queue = admission(places)
+    for _ in range(50):
+        await queue.enter(attempt())  # nobody waits: that says nothing
+    await asyncio.sleep(0.2)
+    places.num_places = 0
+    tasks = [await waiting(queue, attempt(at)) for at in range(80)]
+    slow = queue.retry_after_s
+    assert slow == 30.0  # nothing is known of its pace but a guess
+    for _ in range(60):
+        places.num_places = 1
+        queue.grant()
+        await asyncio.sleep(0.001)
+    assert 0.1 <= queue.retry_after_s < slow
+    places.num_places = len(tasks)
+    queue.grant()
+    await asyncio.gather(*tasks)
+
+
+async def test_a_queue_that_does_not_move_tells_longer_times() -> None:
+    queue = admission(Places(0))
+    queue._grant_interval_s = 0.01
+    task = await waiting(queue, attempt())
+    before = queue.retry_after_s
+    await asyncio.sleep(0.3)
+    assert queue.retry_after_s > 2 * before
+    task.cancel()
+    await asyncio.gather(task, return_exceptions=True)
 
 
 async def test_the_shortest_prompt_goes_first_where_that_is_the_order() -> None:
