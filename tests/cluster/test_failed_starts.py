@@ -67,7 +67,7 @@ def _wrong_shapes(root: Path) -> tuple[Path, str]:
         pytest.param(_cut_short, marks=pytest.mark.full),
         pytest.param(_no_gguf, marks=pytest.mark.full),
         _not_there,
-        _not_served,
+        pytest.param(_not_served, marks=pytest.mark.full),
         pytest.param(_wrong_shapes, marks=pytest.mark.full),
     ],
 )
@@ -80,7 +80,10 @@ def test_a_model_that_cannot_be_served_ends_up_in_its_own_words(
     assert commands.record("broken") is None
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])  # shells' codes: 130 and 143
+@pytest.mark.parametrize(
+    "number",  # shells' codes: 130 and 143
+    [signal.SIGINT, pytest.param(signal.SIGTERM, marks=pytest.mark.full)],
+)
 def test_an_interrupted_up_leaves_nothing(commands: Commands, number: signal.Signals) -> None:
     path = write_config(commands.home, "cut", free_port())
     process = commands.start("up", str(path))

@@ -13,7 +13,7 @@ from cluster.nodes.processes import is_running
 from tests.cluster.commands import Commands, free_port
 from tests.models import tiny_model
 
-pytestmark = [pytest.mark.cluster, pytest.mark.timeout(240)]
+pytestmark = [pytest.mark.cluster, pytest.mark.full, pytest.mark.timeout(240)]
 
 
 def write_config(commands: Commands, name: str, model: Path, port: int, ray: str = "local") -> str:

@@ -19,7 +19,9 @@ from tests.unit.engine.driving import Reference, prompt
 Launch = Callable[[str], Awaitable[Process]]
 
 
-@pytest.fixture(params=["grpc", "shm", pytest.param("collective", marks=pytest.mark.full)])
+@pytest.fixture(
+    params=["shm", *(pytest.param(name, marks=pytest.mark.full) for name in ("grpc", "collective"))]
+)
 async def launch(folder: Path, request: pytest.FixtureRequest) -> AsyncIterator[Launch]:
     async with AsyncExitStack() as stack:
         yield lambda role: stack.enter_async_context(launch_worker(role, folder, transport=request.param))
