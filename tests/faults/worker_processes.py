@@ -17,7 +17,7 @@ from trust.channels import open_aio_channel
 ROOT = Path(__file__).parents[2]
 LEASE_S = 1.0
 # A process needs some seconds of a core, and all of a fleet start at once.
-START_S = 100.0
+START_S = 200.0
 
 
 class Process:

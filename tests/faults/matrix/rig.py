@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Mapping
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -66,6 +66,8 @@ class Rig:
     front: Link
     control_link: Link
     client: Client
+    # Of the router, other than the tests' own.
+    settings: Mapping[str, object] = field(default_factory=dict)
     places: list[Place] = field(default_factory=list)
     spares: dict[Role, asyncio.Task[Place]] = field(default_factory=dict)
     router: RouterProcess | None = None
@@ -178,7 +180,8 @@ class Rig:
 
     async def _next(self, role: Role) -> Place:
         """The spare of a role; another one starts in its place."""
-        spare = self.spares.get(role) or asyncio.ensure_future(self._launch(role))
+        # Taken away first: one that did not start is nobody's next.
+        spare = self.spares.pop(role, None) or asyncio.ensure_future(self._launch(role))
         place = await spare
         self.spares[role] = asyncio.ensure_future(self._launch(role))
         return place
@@ -197,16 +200,17 @@ class Rig:
 
     async def _start_router(self) -> None:
         self._num_routers += 1
-        config = RouterConfig(
-            grpc="127.0.0.1:0",
-            cluster="test",
-            router_id=f"router-{self._num_routers}",
-            model="tiny",
-            model_dir=self.folder,
-            control=self.control_link.address,
-            prefill_backlog_tokens=BACKLOG_TOKENS,
-            trust=TRUST_FILES,
-        )
+        fields: dict[str, object] = {
+            "grpc": "127.0.0.1:0",
+            "cluster": "test",
+            "router_id": f"router-{self._num_routers}",
+            "model": "tiny",
+            "model_dir": self.folder,
+            "control": self.control_link.address,
+            "prefill_backlog_tokens": BACKLOG_TOKENS,
+            "trust": TRUST_FILES,
+        }
+        config = RouterConfig.model_validate(fields | dict(self.settings))
         self.router = await self._router_stack.enter_async_context(launch_router(self.scratch, config))
         self.front.target = self.router.address
 
@@ -231,13 +235,13 @@ def _in_words(load: cluster_pb2.WorkerLoad) -> str:
 
 
 @asynccontextmanager
-async def rig(folder: Path, scratch: Path) -> AsyncIterator[Rig]:
-    """`folder`: the model's."""
+async def rig(folder: Path, scratch: Path, **settings: object) -> AsyncIterator[Rig]:
+    """`folder`: the model's. `settings`: of the router, other than the tests' own."""
     async with AsyncExitStack() as stack:
         control = await stack.enter_async_context(StaticControl())
         control_link = await stack.enter_async_context(Link(control.address))
         front = await stack.enter_async_context(Link())
         client = await stack.enter_async_context(Client(front.address))
-        made = Rig(folder, scratch, control, front, control_link, client)
+        made = Rig(folder, scratch, control, front, control_link, client, settings)
         stack.push_async_callback(made.close)
         yield made
