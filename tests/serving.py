@@ -32,7 +32,8 @@ from router.integrity import IntegrityError
 from router.router import Router
 from tests.integration.router.harness import until
 from tests.static_control import StaticControl
-from tests.trusted import TRUST, TRUST_FILES
+from tests.trusted import TRUST_FILES
+from trust.trust import TrustFiles
 from worker.identity import Role
 
 Worker = PrefillWorker | DecodeWorker
@@ -94,6 +95,7 @@ async def serving(
     models: Mapping[Role, LoadedModel] | None = None,
     blocks: Mapping[Role, int] | None = None,
     observability: ObservabilityConfig = ObservabilityConfig(),  # noqa: B008 - it is frozen
+    trust: TrustFiles = TRUST_FILES,
     **engine: object,
 ) -> AsyncIterator[Serving]:
     """One worker for each role named, then a router; at the end everything must be given back.
@@ -102,6 +104,7 @@ async def serving(
     `models` and `blocks` (the size of a pool) are those of roles that differ.
     """
     memory = MemoryTransport()
+    shown = trust.read()
     small: dict[str, object] = {"num_blocks": 64, "max_num_batched_tokens": 48, "poison_blocks": True}
     async with AsyncExitStack() as stack:
         workers: list[Worker] = []
@@ -116,27 +119,27 @@ async def serving(
             name = f"{role.value}-{index}"
             tracer = make_tracer(observability.traces, Service(role.value, "test", name))
             if role is Role.PREFILL:
-                transports = (memory, *make_transports(TRUST, loop.engine.pool, 5.0))
+                transports = (memory, *make_transports(shown, loop.engine.pool, 5.0))
                 # Tiny models have little KV: without this none would be shipped by layers.
                 settings = prefill_config or PrefillConfig(min_group_bytes=1)
                 worker: Worker = PrefillWorker(
-                    name, loop, TRUST, config=settings, transports=transports, tracer=tracer
+                    name, loop, shown, config=settings, transports=transports, tracer=tracer
                 )
             else:
                 endpoint = (
                     partial(MemoryEndpoint, memory, name)
                     if transport == "memory"
                     else partial(
-                        make_endpoint, TRUST, Configured(transport), loop.engine.pool, shared, "127.0.0.1"
+                        make_endpoint, shown, Configured(transport), loop.engine.pool, shared, "127.0.0.1"
                     )
                 )
                 worker = DecodeWorker(
-                    name, loop, TRUST, role=role, config=decode_config, endpoint=endpoint, tracer=tracer
+                    name, loop, shown, role=role, config=decode_config, endpoint=endpoint, tracer=tracer
                 )
             await worker.start()
             stack.push_async_callback(worker.stop)
             workers.append(worker)
-        control = await stack.enter_async_context(StaticControl())
+        control = await stack.enter_async_context(StaticControl(trust=shown))
         fields: dict[str, object] = {
             "grpc": "127.0.0.1:0",
             "cluster": "test",
@@ -144,7 +147,7 @@ async def serving(
             "model": "tiny",
             "model_dir": folder,
             "control": control.address,
-            "trust": TRUST_FILES,
+            "trust": trust,
             "observability": observability,
         }
         config = RouterConfig.model_validate(fields | (router or {}))

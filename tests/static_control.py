@@ -9,12 +9,16 @@ import grpc
 
 from pdserve.v1 import cluster_pb2, cluster_pb2_grpc
 from pdserve.v1.errors import NotFound, to_status
+from trust.servers import listen, make_aio_server
+from trust.trust import Trust
 
 
 class StaticControl(cluster_pb2_grpc.ControlServicer):
-    """`async with StaticControl() as control`, then `control.show(pools)` as often as wanted."""
+    """`async with StaticControl() as control`, then `control.show(pools)` as often as wanted. Without `trust`
+    whoever asks is answered."""
 
-    def __init__(self, name: str = "test", model: str = "tiny") -> None:
+    def __init__(self, name: str = "test", model: str = "tiny", trust: Trust | None = None) -> None:
+        self._trust = trust
         self.snapshot = cluster_pb2.ClusterSnapshot(name=name, model=model, version=1)
         self.address = ""
         self.scaled: list[tuple[int, int]] = []
@@ -32,9 +36,13 @@ class StaticControl(cluster_pb2_grpc.ControlServicer):
 
     async def start(self) -> None:
         """Again at its old address, after a `stop`."""
-        self._server = grpc.aio.server()
+        address, trust = self.address or "127.0.0.1:0", self._trust
+        self._server = grpc.aio.server() if trust is None else make_aio_server(trust)
         cluster_pb2_grpc.add_ControlServicer_to_server(self, self._server)
-        port = self._server.add_insecure_port(self.address or "127.0.0.1:0")
+        if trust is None:
+            port = self._server.add_insecure_port(address)
+        else:
+            port = listen(self._server, address, trust)
         self.address = f"127.0.0.1:{port}"
         await self._server.start()
 
