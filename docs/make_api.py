@@ -29,14 +29,13 @@ ROOT = Path(__file__).parents[1]
 sys.path.insert(0, str(ROOT))
 
 from pdserve.v1.errors import PdserveError, Unimplemented  # noqa: E402
+from router.http.calls import chat_call, completion_call  # noqa: E402
 from router.http.errors import TABLE  # noqa: E402
 from router.http.requests import (  # noqa: E402
     ChatCompletionRequest,
     CompletionRequest,
     SamplingFields,
     StreamOptions,
-    chat_call,
-    completion_call,
 )
 from router.http.structured import StructuredFields, StructuredOutputs  # noqa: E402
 

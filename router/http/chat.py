@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from router.http.answers import Collected, finish_reason, stop_reason
+from router.http.calls import Call
 from router.http.logprobs import chat_logprobs
-from router.http.requests import Call
 from router.http.shape import Shape
 from router.outputs import Delta, Finished, Output, Started
 from router.text.tokenizer import TextCodec

@@ -74,9 +74,7 @@ _BY_REASON = {
     "MEDIA_TYPE": Mapped(415, "invalid_request_error"),
 }
 _CODES = {"MODEL": "model_not_found", "INVALID_ARGUMENT": None, "UNAUTHENTICATED": "invalid_api_key"}
-_FIELD = re.compile(r"(?:[a-z_]+\.)?([a-z_]+): ")
-# Fields of our own API that HTTP has under other names.
-_PARAMS = {"text": "prompt", "token_ids": "prompt", "chat": "messages", "structured": "response_format"}
+_FIELD = re.compile(r"([a-z_]+): ")
 
 
 def mapped(error: PdserveError) -> Mapped:
@@ -86,12 +84,11 @@ def mapped(error: PdserveError) -> Mapped:
 def error_body(error: PdserveError) -> dict[str, object]:
     kind = mapped(error)
     named = _FIELD.match(error.message) if kind.status in (400, 413) else None
-    param = named.group(1) if named else None
     return {
         "error": {
             "message": error.message,
             "type": kind.type,
-            "param": _PARAMS.get(param, param) if param else None,
+            "param": named.group(1) if named else None,
             "code": _CODES.get(error.reason, error.reason.lower()),
         }
     }

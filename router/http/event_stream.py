@@ -51,7 +51,8 @@ class EventStream(Response):
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         last: dict[str, object] | None = None
         try:
-            await self._stream(send)
+            with self._shape.words.spoken():
+                await self._stream(send)
         except PdserveError as error:
             if not self._has_begun:
                 raise

@@ -6,7 +6,7 @@ import codecs
 from collections.abc import Sequence
 
 from pdserve.v1 import generation_pb2
-from router.http.requests import Style
+from router.http.calls import Style
 from router.text.tokenizer import TextCodec
 
 # JSON has no infinity; a banned token has this instead, as with others.

@@ -16,11 +16,12 @@ from pdserve.v1.errors import InvalidArgument, NotFound
 from router.deadline import Deadline
 from router.http.answers import Collected
 from router.http.body import Room, read_body
+from router.http.calls import Call, chat_call, completion_call
 from router.http.chat import ChatShape
 from router.http.completions import CompletionShape
 from router.http.connections import Connection
 from router.http.event_stream import EventStream
-from router.http.requests import Call, ChatCompletionRequest, CompletionRequest, chat_call, completion_call
+from router.http.requests import ChatCompletionRequest, CompletionRequest
 from router.http.shape import Shape
 from router.router import Router
 
@@ -89,10 +90,11 @@ class OpenAI:
         if call.style.stream:
             return EventStream(request, outputs, deadline, shape, headers)
         answers: dict[int, Collected] = {}
-        async with Connection(request), deadline, aclosing(outputs):
-            async for output in outputs:
-                shape.note(output)
-                answers.setdefault(output.index, Collected()).add(output)
+        with call.words.spoken():
+            async with Connection(request), deadline, aclosing(outputs):
+                async for output in outputs:
+                    shape.note(output)
+                    answers.setdefault(output.index, Collected()).add(output)
         return JSONResponse(shape.whole(answers), headers=headers)
 
     def _timeout_s(self, request: Request) -> float:

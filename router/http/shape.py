@@ -7,7 +7,7 @@ from abc import ABC, abstractmethod
 from typing import ClassVar
 
 from router.http.answers import Collected, usage
-from router.http.requests import Call
+from router.http.calls import Call
 from router.outputs import Delta, Finished, Output, Started
 
 
@@ -20,6 +20,7 @@ class Shape(ABC):
 
     def __init__(self, call: Call, model: str) -> None:
         self.style = call.style
+        self.words = call.words
         self._n = call.n
         self._head: dict[str, object] = {
             "id": f"{self.id_prefix}-{call.request_id}",

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+from dataclasses import dataclass
 from typing import Annotated, Literal
 
 from llguidance.gbnf_to_lark import gbnf_to_lark
@@ -58,32 +59,42 @@ class StructuredFields(BaseModel):
     guided_grammar: GrammarText | None = None
 
 
-def structured_output(asked: StructuredFields) -> generation_pb2.StructuredOutput | None:
+@dataclass(frozen=True, slots=True)
+class Constraint:
+    field: str  # by which the client asked for it
+    message: generation_pb2.StructuredOutput
+
+
+def structured_output(asked: StructuredFields) -> Constraint | None:
     """None where the answer is free. Raises InvalidArgument, also where it is constrained in two ways, or
     Unimplemented.
     """
     newer = asked.structured_outputs or StructuredOutputs()
     of_format = asked.response_format
-    if newer.structural_tag is not None or (of_format is not None and of_format.type == "structural_tag"):
+    if of_format is not None and of_format.type == "structural_tag":
         raise Unimplemented("response_format: structural tags are not supported here")
+    if newer.structural_tag is not None:
+        raise Unimplemented("structured_outputs: structural tags are not supported here")
     found = [
         *_of_format(of_format),
         *_json("guided_json", asked.guided_json),
         *_json("structured_outputs", newer.json_),
         *_json("structured_outputs", {"type": "object"} if newer.json_object else None),
-        *_regex(asked.guided_regex),
-        *_regex(newer.regex),
-        *_regex(_one_of("guided_choice", asked.guided_choice)),
-        *_regex(_one_of("structured_outputs", newer.choice)),
-        *_grammar(asked.guided_grammar),
-        *_grammar(newer.grammar),
+        *_regex("guided_regex", asked.guided_regex),
+        *_regex("structured_outputs", newer.regex),
+        *_regex("guided_choice", _one_of("guided_choice", asked.guided_choice)),
+        *_regex("structured_outputs", _one_of("structured_outputs", newer.choice)),
+        *_grammar("guided_grammar", asked.guided_grammar),
+        *_grammar("structured_outputs", newer.grammar),
     ]
     if len(found) > 1:
-        raise InvalidArgument("response_format: the answer is constrained in more than one way")
+        fields = list(dict.fromkeys(each.field for each in found))
+        also = f", by {' and '.join(fields)}" if len(fields) > 1 else ""
+        raise InvalidArgument(f"{fields[-1]}: the answer is constrained in more than one way{also}")
     return found[0] if found else None
 
 
-def _of_format(asked: ResponseFormat | None) -> list[generation_pb2.StructuredOutput]:
+def _of_format(asked: ResponseFormat | None) -> list[Constraint]:
     if asked is None or asked.type == "text":
         return []
     if asked.type == "json_object":
@@ -94,13 +105,13 @@ def _of_format(asked: ResponseFormat | None) -> list[generation_pb2.StructuredOu
     return _json("response_format", schema)
 
 
-def _json(field: str, schema: Schema | None) -> list[generation_pb2.StructuredOutput]:
+def _json(field: str, schema: Schema | None) -> list[Constraint]:
     if schema is None:
         return []
     text = schema if isinstance(schema, str) else _dumped(field, schema)
     if not text:
         raise InvalidArgument(f"{field}: the schema is empty")
-    return [generation_pb2.StructuredOutput(json_schema=text)]
+    return [Constraint(field, generation_pb2.StructuredOutput(json_schema=text))]
 
 
 def _dumped(field: str, schema: dict[str, object]) -> str:
@@ -122,14 +133,15 @@ def _too_large(field: str) -> InvalidArgument:
     return InvalidArgument(f"{field}: at most {MAX_GRAMMAR_BYTES} bytes are taken")
 
 
-def _regex(regex: str | None) -> list[generation_pb2.StructuredOutput]:
-    return [] if regex is None else [generation_pb2.StructuredOutput(regex=regex)]
+def _regex(field: str, regex: str | None) -> list[Constraint]:
+    return [] if regex is None else [Constraint(field, generation_pb2.StructuredOutput(regex=regex))]
 
 
-def _grammar(grammar: str | None) -> list[generation_pb2.StructuredOutput]:
+def _grammar(field: str, grammar: str | None) -> list[Constraint]:
     if grammar is None:
         return []
-    return [generation_pb2.StructuredOutput(grammar=grammar if _is_lark(grammar) else _from_gbnf(grammar))]
+    text = grammar if _is_lark(grammar) else _from_gbnf(field, grammar)
+    return [Constraint(field, generation_pb2.StructuredOutput(grammar=text))]
 
 
 def _is_lark(grammar: str) -> bool:
@@ -137,14 +149,14 @@ def _is_lark(grammar: str) -> bool:
     return "::=" not in grammar or any(line.lstrip().startswith(starts) for line in grammar.splitlines())
 
 
-def _from_gbnf(grammar: str) -> str:
+def _from_gbnf(field: str, grammar: str) -> str:
     """llama.cpp's form, which vLLM takes too; our own API has Lark's alone."""
     if len(grammar) > MAX_GBNF_CHARACTERS:
-        raise InvalidArgument(f"guided_grammar: in GBNF at most {MAX_GBNF_CHARACTERS} characters are taken")
+        raise InvalidArgument(f"{field}: in GBNF at most {MAX_GBNF_CHARACTERS} characters are taken")
     try:
         return gbnf_to_lark(grammar)
     except Exception as error:  # the library raises nothing narrower, and runs out of stack
-        raise InvalidArgument(f"guided_grammar: is no GBNF: {error}") from error
+        raise InvalidArgument(f"{field}: is no GBNF: {error}") from error
 
 
 def _one_of(field: str, choices: list[str] | None) -> str | None:

@@ -19,7 +19,8 @@ from observability.origin import read_trace
 from pdserve.v1 import generation_pb2, worker_pb2
 from pdserve.v1.errors import InvalidArgument, NotFound, Unimplemented
 from router.front.checks import RequestBounds, check_request, resolve_max_tokens
-from router.http.requests import ChatCompletionRequest, CompletionRequest, chat_call, completion_call
+from router.http.calls import chat_call, completion_call
+from router.http.requests import ChatCompletionRequest, CompletionRequest
 from tests.unit.kv_transfer.test_frame import HEADERS, KEY
 from worker.messages import push_target, sequence_request
 

@@ -74,6 +74,20 @@ BAD: dict[str, tuple[str, str, int, str | None, str | None]] = {
     ),
     "echo": ("completions", '{"prompt": "x", "echo": true}', 400, "echo", "unimplemented"),
     "no messages": ("chat/completions", '{"messages": []}', 400, "messages", None),
+    "max_completion_tokens 0": (
+        "chat/completions",
+        '{"messages": [{"role": "user", "content": "x"}], "max_completion_tokens": 0}',
+        400,
+        "max_completion_tokens",
+        None,
+    ),
+    "a stream that is too long": (
+        "chat/completions",
+        '{"messages": [{"role": "user", "content": "x"}], "max_completion_tokens": 500, "stream": true}',
+        400,
+        "max_completion_tokens",
+        "context_length_exceeded",
+    ),
     "an image": (
         "chat/completions",
         '{"messages": [{"role": "user", "content": [{"type": "image_url", "image_url": {"url": "x"}}]}]}',

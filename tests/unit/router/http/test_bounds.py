@@ -10,8 +10,9 @@ from pydantic import BaseModel, ValidationError
 from pdserve.v1 import generation_pb2
 from pdserve.v1.errors import InvalidArgument
 from router.front.checks import MAX_GRAMMAR_BYTES, MAX_LOGIT_BIASES
-from router.http import requests
-from router.http.requests import ChatCompletionRequest, CompletionRequest, completion_call
+from router.http import calls
+from router.http.calls import completion_call
+from router.http.requests import ChatCompletionRequest, CompletionRequest
 from router.http.size import MAX_NESTED, MAX_VALUES, check_size
 
 MANY = 5000
@@ -73,7 +74,7 @@ def test_a_constraint_that_is_too_large_is_refused_by_its_name(fields: dict[str,
 def test_too_many_prompts_or_ids_are_refused_before_a_message_is_made(
     prompt: object, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(requests, "generation_pb2", None)
+    monkeypatch.setattr(calls, "generation_pb2", None)
     asked = CompletionRequest.model_validate({"prompt": prompt})
     with pytest.raises(InvalidArgument, match=r"^prompt: "):
         completion_call(asked, "r", max_prompts=4, max_tokens=10)

@@ -31,11 +31,7 @@ def test_what_may_be_asked_again_says_when() -> None:
 
 
 PARAMS = {
-    "sampling.temperature: -1 is not a number in [0, inf]": "temperature",
-    "stop.max_tokens: 0 is below 1": "max_tokens",
-    "prompt.text: is empty": "prompt",
-    "prompt.chat: has no messages": "messages",
-    "sampling.structured: no": "response_format",
+    "max_tokens: 0 is below 1": "max_tokens",
     "n: 0 is not in 1..16": "n",
     "the body is no JSON: nothing": None,
 }

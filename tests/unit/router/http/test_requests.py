@@ -9,7 +9,8 @@ import pytest
 
 from pdserve.v1 import generation_pb2
 from pdserve.v1.errors import InvalidArgument, Unimplemented
-from router.http.requests import ChatCompletionRequest, CompletionRequest, chat_call, completion_call
+from router.http.calls import chat_call, completion_call
+from router.http.requests import ChatCompletionRequest, CompletionRequest
 
 CHAT = {"messages": [{"role": "user", "content": "hi"}]}
 Message = generation_pb2.GenerateRequest
