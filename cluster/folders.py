@@ -16,7 +16,9 @@ def with_absolute_paths(config: ClusterConfig) -> ClusterConfig:
     # Workers read the files at the same paths of their own nodes.
     tls = None if config.network.tls is None else config.network.tls.absolute()
     network = config.network.model_copy(update={"tls": tls})
-    return config.model_copy(update={"model": model, "pools": pools_here, "network": network})
+    router = config.router.settled()
+    changed = {"model": model, "pools": pools_here, "network": network, "router": router}
+    return config.model_copy(update=changed)
 
 
 def _pool(pool: PoolConfig) -> PoolConfig:

@@ -33,6 +33,7 @@ from cluster.state import (
     locked,
     read_record,
     router_file,
+    router_socket,
     write_record,
     write_whole,
 )
@@ -40,6 +41,7 @@ from cluster.trusted import make_secret, trust_files
 from cluster.undisturbed import undisturbed
 from engine.errors import ModelError
 from engine.weights import resolve_model
+from router.bind import unix_target
 from router.config import RouterConfig
 from trust.trust import TrustFiles
 
@@ -58,6 +60,7 @@ class Launched:
     log_folder: Path
     # Where gRPC is served, by each router; the first is `router`.
     routers: tuple[str, ...]
+    is_tls: bool
 
 
 def up(config: ClusterConfig, progress: Progress) -> Launched:
@@ -73,7 +76,10 @@ def up(config: ClusterConfig, progress: Progress) -> Launched:
         fresh_folder(folder)
         make_secret(folder)
         routers = tuple(address for key, address in config.router.all_addresses() if key == "grpc")
-        record = ClusterRecord(name=config.name, router=config.router.grpc, routers=routers)
+        is_guarded = config.router.is_guarded
+        record = ClusterRecord(
+            name=config.name, router=config.router.grpc, routers=routers, is_guarded=is_guarded
+        )
         try:
             return _launch(config, folder, record, progress)
         except BaseException as error:
@@ -113,10 +119,23 @@ def _launch(config: ClusterConfig, folder: Path, record: ClusterRecord, progress
         starting = [start_router(anchored, folder, bind, index) for index in range(config.router.replicas)]
         wait_for_workers(config, control, trust.read(), progress)
         routers = [address("the router", each, ROUTER_TIMEOUT_S) for each in starting]
-        for router in routers if all(pool.replicas for pool in config.pools.by_role().values()) else ():
-            wait_for_router(router, ROUTER_TIMEOUT_S)
+        is_guarded = config.router.is_guarded
+        doors = [
+            unix_target(router_socket(folder, index)) if is_guarded else each
+            for index, each in enumerate(routers)
+        ]
+        for door in doors if all(pool.replicas for pool in config.pools.by_role().values()) else ():
+            wait_for_router(door, ROUTER_TIMEOUT_S)
         progress("router", "ready")
-    return Launched(config.name, routers[0], config.router.http, head.address, log_folder, tuple(routers))
+    return Launched(
+        config.name,
+        routers[0],
+        config.router.http,
+        head.address,
+        log_folder,
+        tuple(routers),
+        is_tls=config.router.tls is not None,
+    )
 
 
 def _resolve_in_background(config: ClusterConfig, progress: Progress) -> Future[Path]:
@@ -162,12 +181,13 @@ def _router_config(
     config: ClusterConfig, index: int, folder: Path, trust: TrustFiles, model_folder: Path
 ) -> RouterConfig:
     return RouterConfig(
-        **config.router.replica(index).model_dump(),
+        **config.router.settled().replica(index).model_dump(),
         cluster=config.name,
         router_id=f"{config.name}-router-{index}",
         model=config.model.id,
         model_dir=model_folder,
         control_file=control_file(folder),
+        local_socket=router_socket(folder, index) if config.router.is_guarded else None,
         trust=trust,
         observability=config.observability,
         max_model_len=config.model.max_model_len,

@@ -6,6 +6,7 @@ $XDG_STATE_HOME/pdserve/<name>/     (default ~/.local/state/pdserve; mode 0700)
     secret                          what every call between the cluster's parts shows; mode 0600
     targets.json, control.json      the controller's own: what was asked for last, and where it serves
     router-0.json …                 each router's configuration
+    router-0.sock …                 where it serves this user's commands, if its ports want keys or TLS
     logs/                           one file for each of our processes, kept after `down`
 """
 
@@ -22,6 +23,7 @@ from pydantic import BaseModel, ConfigDict, ValidationError
 
 from cluster.errors import StateError
 from cluster.nodes.processes import ProcessId, family
+from router.bind import unix_target
 
 _LOCK = "lock"
 
@@ -35,6 +37,8 @@ class ClusterRecord(BaseModel):
     router: str  # host:port
     # Of all replicas.
     routers: tuple[str, ...] = ()
+    # Whether keys or certificates have to be shown at the routers' ports.
+    is_guarded: bool = False
     ray_address: str | None = None
     # A Ray of ours: its folder, and the Unix session that all its processes are in.
     ray_folder: Path | None = None
@@ -44,6 +48,14 @@ class ClusterRecord(BaseModel):
     @property
     def owns_ray(self) -> bool:
         return self.ray_folder is not None
+
+    def doors(self) -> tuple[str, ...]:
+        """Where commands of this user reach the routers, without keys and TLS."""
+        routers = self.routers or (self.router,)
+        if not self.is_guarded:
+            return routers
+        folder = state_root() / self.name
+        return tuple(unix_target(router_socket(folder, index)) for index in range(len(routers)))
 
     def is_running(self) -> bool:
         """Of a foreign Ray nothing is known here: its clusters run until `down`."""
@@ -110,7 +122,7 @@ def fresh_folder(folder: Path) -> None:
 
 def clear_folder(folder: Path, keep_logs: bool) -> bool:
     """Logs are kept only where somebody has written something; the answer says whether."""
-    routers = (path.name for path in folder.glob("router-*.json"))
+    routers = (path.name for ending in ("json", "sock") for path in folder.glob(f"router-*.{ending}"))
     for name in ("cluster.json", "secret", "targets.json", "control.json", *routers):
         (folder / name).unlink(missing_ok=True)
     logs = folder / "logs"
@@ -127,6 +139,10 @@ def control_file(folder: Path) -> Path:
 
 def router_file(folder: Path, index: int) -> Path:
     return folder / f"router-{index}.json"
+
+
+def router_socket(folder: Path, index: int) -> Path:
+    return folder / f"router-{index}.sock"
 
 
 def write_record(record: ClusterRecord) -> None:

@@ -149,7 +149,8 @@ def cluster_of(message: cluster_pb2.ClusterSnapshot) -> Cluster:
         for each in message.routers
     )
     first = message.router_grpc
-    return Cluster(message.name, message.version, message.model, first, http, pools, load, routers)
+    name, version, model = message.name, message.version, message.model
+    return Cluster(name, version, model, first, http, pools, load, routers, message.router_tls)
 
 
 def _router_load(message: cluster_pb2.RouterLoad) -> RouterLoad:

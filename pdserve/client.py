@@ -61,6 +61,7 @@ from pdserve.v1.errors import (
 
 __all__ = [
     "Client",
+    "Credentials",
     "GenerateOptions",
     "Prompt",
     "ChatMessage",

@@ -336,6 +336,14 @@ class Cluster:
     load: RouterLoad
     # All of them; the two addresses above are the first one's.
     routers: tuple[Router, ...] = ()
+    # Whether their ports want TLS.
+    router_tls: bool = False
+
+    @property
+    def http_url(self) -> str | None:
+        if self.router_http is None:
+            return None
+        return f"{'https' if self.router_tls else 'http'}://{self.router_http}"
 
     def pool(self, role: Role) -> Pool | None:
         return next((pool for pool in self.pools if pool.role is role), None)

@@ -44,6 +44,7 @@ def cluster_snapshot(
         pools=[_pool(pool) for pool in membership.pools.values()],
         router_grpc=config.router.grpc,
         router_http=config.router.http or "",
+        router_tls=config.router.tls is not None,
         routers=[_router(config, index, state) for index, state in enumerate(routers)],
     )
 

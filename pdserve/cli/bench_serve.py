@@ -9,7 +9,7 @@ import secrets
 import signal
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -28,9 +28,9 @@ from pdserve.cli.check import AsJson
 from pdserve.cli.console import INTERRUPTED, err, write
 from pdserve.cli.serve_progress import shown_runs
 from pdserve.cli.serve_report import as_object, show
-from pdserve.cli.target import Address, Name, router_address
+from pdserve.cli.target import Choice, Target, asks_router
 from pdserve.cli.up import interrupted
-from pdserve.client import Client
+from pdserve.client import Credentials
 
 if TYPE_CHECKING:
     from pdserve.bench.serve.load_test import LoadTest, Report
@@ -39,11 +39,11 @@ _PROMPT_SEEDS = 2**31
 _CLUSTER_TIMEOUT_S = 20.0
 
 
+@asks_router
 def serve(
+    chosen: Choice,
     objectives: options.MoreObjectives = None,
     url: options.Url = None,
-    address: Address = None,
-    name: Name = None,
     http: options.Http = False,
     api: options.AsApi = Api.COMPLETIONS,
     model: options.Model = None,
@@ -126,10 +126,11 @@ def serve(
         slo=slo,
         search=_search(find_goodput, rates, rate, target, slo),
     )
-    if url is not None and (address is not None or name is not None or http):
+    if url is not None and (chosen.address is not None or chosen.name is not None or http):
         raise typer.BadParameter("--url stands for itself: no --address, --name or --http beside it")
-    router = None if url else router_address(address, name)
-    where = _Where(url, router, http, api, model, api_key, options.parse_object(extra_body))
+    router = None if url else chosen.target()
+    shown = replace(chosen.credentials, api_key=api_key) if url else chosen.credentials
+    where = _Where(url, router, http, api, model, shown, options.parse_object(extra_body))
     for path in filter(None, (plot, output)):
         _check_folder(path)
     if plot is not None:
@@ -153,11 +154,12 @@ def serve(
 @dataclass(frozen=True, slots=True)
 class _Where:
     url: str | None
-    router: str | None  # of a cluster
+    router: Target | None  # of a cluster
     is_http: bool
     api: Api
     model: str | None
-    api_key: str | None
+    # Over HTTP.
+    shown: Credentials
     extra_body: dict[str, object]
 
 
@@ -201,21 +203,25 @@ async def _measure(test: LoadTest, where: _Where, sampling: Sampling, timeout_s:
 @asynccontextmanager
 async def _client(where: _Where, sampling: Sampling, timeout_s: float) -> AsyncIterator[ServeClient]:
     if where.url is None and where.router is not None and not where.is_http and where.api is not Api.CHAT:
-        async with GrpcClient(where.router, sampling, timeout_s) as over_grpc:
+        async with GrpcClient(where.router.client(), sampling, timeout_s) as over_grpc:
             yield over_grpc
         return
     from pdserve.bench.serve.http_client import HttpClient
 
-    url = where.url or await _http_of(where.router or "")
-    api_key = where.api_key if where.url else None
-    endpoint = Endpoint(url, where.api, where.model, api_key, where.extra_body)
+    url = where.url or await _http_of(where.router)
+    shown = where.shown
+    endpoint = Endpoint(
+        url, where.api, where.model, shown.api_key, where.extra_body, shown.ca, shown.cert, shown.key
+    )
     async with HttpClient(endpoint, sampling, timeout_s) as over_http:
         yield over_http
 
 
-async def _http_of(router: str) -> str:
-    async with Client(router) as client:
+async def _http_of(router: Target | None) -> str:
+    if router is None:
+        raise BenchError("there is neither a URL nor a cluster")
+    async with router.client() as client:
         cluster = await client.get_cluster(timeout=_CLUSTER_TIMEOUT_S)
-    if cluster.router_http is None:
+    if cluster.http_url is None:
         raise BenchError(f"cluster {cluster.name} serves no HTTP: set router.http in its YAML")
-    return f"http://{cluster.router_http}"
+    return cluster.http_url

@@ -6,7 +6,7 @@ import sys
 
 from rich.console import Console
 
-from pdserve.v1.errors import Unavailable
+from pdserve.v1.errors import Unauthenticated, Unavailable
 
 # The exit code after Ctrl-C, as shells give it: 128 + SIGINT.
 INTERRUPTED = 130
@@ -35,6 +35,8 @@ def error_line(error: BaseException, where: str = "") -> None:
 def _in_words(error: BaseException) -> str:
     """gRPC's own failures say little to somebody who knows no gRPC."""
     text = str(error) or type(error).__name__
+    if isinstance(error, Unauthenticated):
+        return f"{text} (here: PDSERVE_API_KEY, or --api-key-file)"
     is_router_lost = isinstance(error, Unavailable) and error.reason != "CONTROLLER_LOST"
     if is_router_lost and "failed to connect" in text:
         return f"no router answers there: {text.rpartition('ipv4:')[2]}"

@@ -18,6 +18,7 @@ from pdserve.cli.answer import timings_table
 from pdserve.cli.console import err, out
 from pdserve.cli.generate import stream
 from pdserve.cli.steps import shown_steps
+from pdserve.cli.target import Target
 from pdserve.cli.up import interrupted
 from pdserve.client import ChatMessage, GenerateOptions
 
@@ -38,7 +39,7 @@ def demo() -> None:
         out.print(f"\n[bold]{QUESTION}[/]")
         options = GenerateOptions(temperature=0.0, max_tokens=64)
         prompt = [ChatMessage("user", QUESTION)]
-        answers = asyncio.run(stream(launched.router, prompt, options, _TIMEOUT_S, live=True))
+        answers = asyncio.run(stream(Target(launched.router), prompt, options, _TIMEOUT_S, live=True))
         out.print()
         out.print(timings_table(answers))
         out.print()

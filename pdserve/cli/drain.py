@@ -9,9 +9,9 @@ import typer
 
 from pdserve.cli.console import out
 from pdserve.cli.scale import Wait
-from pdserve.cli.target import Address, Name, router_address
+from pdserve.cli.target import Choice, Target, asks_router
 from pdserve.cli.watching import Steps, wait_until_settled
-from pdserve.client import Client, Cluster, NotFound, Role
+from pdserve.client import Cluster, NotFound, Role
 
 Limit = Annotated[
     float | None,
@@ -19,10 +19,10 @@ Limit = Annotated[
 ]
 
 
+@asks_router
 def drain(
+    choice: Choice,
     worker: Annotated[str, typer.Argument(metavar="WORKER", help="Its id, as pdserve status shows it.")],
-    address: Address = None,
-    name: Name = None,
     replace: Annotated[
         bool, typer.Option("--replace", metavar="", help="Keep the pool's size: start another.")
     ] = False,
@@ -35,12 +35,12 @@ def drain(
         pdserve drain decode-1
         pdserve drain prefill-0 --replace
     """
-    asyncio.run(_drain(router_address(address, name), worker, replace, timeout, wait))
+    asyncio.run(_drain(choice.target(), worker, replace, timeout, wait))
     out.print(f"{worker} is drained" if wait else f"{worker} drains: see pdserve status")
 
 
-async def _drain(address: str, worker: str, replace: bool, timeout_s: float | None, wait: bool) -> None:
-    async with Client(address) as client:
+async def _drain(target: Target, worker: str, replace: bool, timeout_s: float | None, wait: bool) -> None:
+    async with target.client() as client:
         before = await client.get_cluster(timeout=10.0)
         role = _role_of(before, worker)
         steps = Steps(before)

@@ -15,7 +15,8 @@ from pdserve.cli.answer import Answer, timings_table
 from pdserve.cli.console import err
 from pdserve.cli.costs import Costs, PhaseCost, costs_of
 from pdserve.cli.picture import draw
-from pdserve.client import Client, Cluster, Model, PdserveError, Worker
+from pdserve.cli.target import Target
+from pdserve.client import Cluster, Model, PdserveError, Worker
 
 _TIMEOUT_S = 10.0
 _PICTURE_WIDTH = 60
@@ -50,10 +51,10 @@ class Facts:
         )
 
 
-async def ask_facts(address: str) -> Facts | None:
+async def ask_facts(target: Target) -> Facts | None:
     """None where they are not to be had: the answer is there, and is explained without them."""
     try:
-        async with Client(address) as client:
+        async with target.client() as client:
             model = await client.get_model(timeout=_TIMEOUT_S)
             return Facts(model, await client.get_cluster(timeout=_TIMEOUT_S))
     except PdserveError:

@@ -15,8 +15,8 @@ import typer
 from pdserve.cli.answer import Answer, as_object, show_logprobs
 from pdserve.cli.console import err, out, write
 from pdserve.cli.explain import ask_facts, explanation
-from pdserve.cli.target import Address, Name, router_address
-from pdserve.client import ChatMessage, Client, Delta, GenerateOptions, Prompt, Started
+from pdserve.cli.target import Choice, Target, asks_router
+from pdserve.client import ChatMessage, Delta, GenerateOptions, Prompt, Started
 
 Text = Annotated[
     str | None, typer.Argument(metavar="PROMPT", help='The prompt; "-", or none in a pipe, reads stdin.')
@@ -62,7 +62,9 @@ Explain = Annotated[
 AsJson = Annotated[bool, typer.Option("--json", metavar="", help="One JSON object at the end, for programs.")]
 
 
+@asks_router
 def generate(
+    choice: Choice,
     prompt: Text = None,
     chat: Chat = False,
     token_ids: TokenIds = None,
@@ -81,8 +83,6 @@ def generate(
     timeout: Timeout = None,
     as_json: AsJson = False,
     explain: Explain = False,
-    address: Address = None,
-    name: Name = None,
 ) -> None:
     """Generate text; it is printed as it comes. Greedy unless --temperature is set.
 
@@ -113,7 +113,7 @@ def generate(
     if grammar is not None:
         options["grammar"] = _file("--grammar", grammar)
     asked = _prompt(prompt, chat, token_ids)
-    at = router_address(address, name)
+    at = choice.target()
     live = n == 1 and not as_json
     answers = asyncio.run(stream(at, asked, options, timeout, live))
     if as_json:
@@ -169,14 +169,14 @@ def _parsed_ids(text: str) -> Sequence[int]:
 
 
 async def stream(
-    address: str, prompt: Prompt, options: GenerateOptions, timeout: float | None, live: bool
+    target: Target, prompt: Prompt, options: GenerateOptions, timeout: float | None, live: bool
 ) -> list[Answer]:
     """The answers, whole; `live` writes the text of the only one as it comes."""
     answers: dict[int, Answer] = {}
     wrote = False
     try:
         async with (
-            Client(address) as client,
+            target.client() as client,
             aclosing(client.generate_stream(prompt, timeout=timeout, **options)) as events,
         ):
             async for event in events:

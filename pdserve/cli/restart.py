@@ -9,7 +9,7 @@ from typing import Annotated
 import typer
 
 from pdserve.cli.console import INTERRUPTED, err, out
-from pdserve.cli.target import Address, Name, router_address
+from pdserve.cli.target import Choice, Target, asks_router
 from pdserve.cli.watching import Steps
 from pdserve.client import Client, Cluster, Pool, Unavailable, Worker, WorkerState
 
@@ -36,10 +36,10 @@ Surge = Annotated[
 ]
 
 
+@asks_router
 def restart(
+    choice: Choice,
     pools: Pools = None,
-    address: Address = None,
-    name: Name = None,
     timeout: Limit = None,
     surge: Surge = True,
 ) -> None:
@@ -54,15 +54,15 @@ def restart(
     """
     rolling = Rolling(surge, timeout)
     try:
-        asyncio.run(_restart(router_address(address, name), rolling, pools or []))
+        asyncio.run(_restart(choice.target(), rolling, pools or []))
     except KeyboardInterrupt:
         err.print(f"interrupted: {rolling.told()}")
         raise typer.Exit(INTERRUPTED) from None
     out.print(f"[green]{rolling.told()}[/]")
 
 
-async def _restart(address: str, rolling: Rolling, names: list[str]) -> None:
-    async with Client(address) as client:
+async def _restart(target: Target, rolling: Rolling, names: list[str]) -> None:
+    async with target.client() as client:
         await rolling.run(client, names)
 
 

@@ -9,19 +9,19 @@ import typer
 
 from cluster.config import MAX_WORKERS
 from pdserve.cli.console import out
-from pdserve.cli.target import Address, Name, router_address
+from pdserve.cli.target import Choice, Target, asks_router
 from pdserve.cli.watching import Steps, wait_until_settled
-from pdserve.client import Client, Cluster, Role
+from pdserve.client import Cluster, Role
 
 Wait = Annotated[bool, typer.Option("--wait/--no-wait", metavar="", help="Return when it is done / at once.")]
 Timeout = Annotated[float, typer.Option("--timeout", metavar="SECONDS", help="How long to wait.")]
 Pools = Annotated[list[str], typer.Argument(metavar="POOL=N", help="prefill=N, decode=N or colocated=N.")]
 
 
+@asks_router
 def scale(
+    choice: Choice,
     pools: Pools,
-    address: Address = None,
-    name: Name = None,
     wait: Wait = True,
     timeout: Timeout = 600.0,
 ) -> None:
@@ -34,7 +34,7 @@ def scale(
         pdserve scale decode=1 --no-wait
     """
     targets = _parsed(pools)
-    reached = asyncio.run(_scale(router_address(address, name), targets, wait, timeout))
+    reached = asyncio.run(_scale(choice.target(), targets, wait, timeout))
     told = " ".join(f"{role.value}={target}" for role, target in reached.items())
     out.print(f"[green]{told}[/]" if wait else f"{told} is under way: see pdserve status")
 
@@ -58,8 +58,8 @@ def _parsed_one(text: str) -> tuple[str, int]:
     return name, int(number)
 
 
-async def _scale(address: str, wanted: dict[str, int], wait: bool, timeout_s: float) -> dict[Role, int]:
-    async with Client(address) as client:
+async def _scale(asked: Target, wanted: dict[str, int], wait: bool, timeout_s: float) -> dict[Role, int]:
+    async with asked.client() as client:
         cluster = await client.get_cluster(timeout=10.0)
         targets = _by_role(wanted, cluster)
         steps = Steps(cluster)

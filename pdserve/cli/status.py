@@ -10,17 +10,16 @@ from typing import Annotated
 import typer
 from rich.table import Table
 
-from cluster.state import ClusterRecord
 from pdserve.cli.console import error_line, out, write
-from pdserve.cli.target import Address, Name, router_address, several_clusters
-from pdserve.client import Client, Cluster, PdserveError, Pool, Role, Worker, WorkerState
+from pdserve.cli.target import Choice, Target, asks_router
+from pdserve.client import Cluster, PdserveError, Pool, Role, Worker, WorkerState
 
 _TIMEOUT_S = 10.0
 
 
+@asks_router
 def status(
-    address: Address = None,
-    name: Name = None,
+    choice: Choice,
     as_json: Annotated[
         bool, typer.Option("--json", metavar="", help="One JSON object, for programs.")
     ] = False,
@@ -33,11 +32,8 @@ def status(
         pdserve status
         pdserve status --json | python -m json.tool
     """
-    several = several_clusters(address, name)
-    if several:
-        clusters = _those_that_answer(several)
-    else:
-        clusters = [asyncio.run(_get_cluster(router_address(address, name)))]
+    several = choice.several()
+    clusters = _those_that_answer(several) if several else [asyncio.run(_get_cluster(choice.target()))]
     if as_json:
         objects = [as_object(cluster) for cluster in clusters]
         write(json.dumps({"clusters": objects} if several else objects[0]) + "\n")
@@ -48,18 +44,18 @@ def status(
         raise typer.Exit(1)
 
 
-def _those_that_answer(records: list[ClusterRecord]) -> list[Cluster]:
+def _those_that_answer(several: list[tuple[str, Target]]) -> list[Cluster]:
     clusters = []
-    for record in records:
+    for name, target in several:
         try:
-            clusters.append(asyncio.run(_get_cluster(record.router)))
+            clusters.append(asyncio.run(_get_cluster(target)))
         except PdserveError as error:
-            error_line(error, f"cluster {record.name}: ")
+            error_line(error, f"cluster {name}: ")
     return clusters
 
 
-async def _get_cluster(address: str) -> Cluster:
-    async with Client(address) as client:
+async def _get_cluster(target: Target) -> Cluster:
+    async with target.client() as client:
         return await client.get_cluster(timeout=_TIMEOUT_S)
 
 
@@ -72,7 +68,7 @@ def as_object(cluster: Cluster) -> dict[str, object]:
         }
         for pool in cluster.pools
     }
-    router = {"grpc": cluster.router_grpc, "http": cluster.router_http}
+    router = {"grpc": cluster.router_grpc, "http": cluster.router_http, "tls": cluster.router_tls}
     routers = [asdict(each) for each in cluster.routers]
     return {"name": cluster.name, "router": router, "routers": routers, "pools": pools}
 
@@ -121,7 +117,7 @@ STYLES = {"READY": "green", "STARTING": "yellow", "DRAINING": "yellow", "UNHEALT
 
 
 def show(cluster: Cluster) -> None:
-    http = f"  HTTP http://{cluster.router_http}" if cluster.router_http else ""
+    http = f"  HTTP {cluster.http_url}" if cluster.http_url else ""
     out.print(f"[bold]{cluster.name}[/]  model {cluster.model}  gRPC {cluster.router_grpc}{http}")
     for line in (*router_lines(cluster), *pool_lines(cluster)):
         out.print(line, markup=False)

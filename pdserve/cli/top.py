@@ -15,8 +15,8 @@ from rich.text import Text
 from pdserve.cli.console import out
 from pdserve.cli.rates import Rates, WorkerRates
 from pdserve.cli.status import STYLES, in_mb, pool_lines, quarantine_lines, router_lines
-from pdserve.cli.target import Address, Name, router_address
-from pdserve.client import Client, Cluster, PdserveError, Quantiles, Role, Worker, WorkerState
+from pdserve.cli.target import Choice, Target, asks_router
+from pdserve.client import Cluster, PdserveError, Quantiles, Role, Worker, WorkerState
 
 _TIMEOUT_S = 10.0
 _BAR_WIDTH = 12
@@ -25,9 +25,9 @@ _GONE = (WorkerState.STOPPED, WorkerState.DEAD)
 _FIRST_PAUSE_S = 1.0
 
 
+@asks_router
 def top(
-    address: Address = None,
-    name: Name = None,
+    choice: Choice,
     interval: Annotated[
         float, typer.Option("--interval", metavar="SECONDS", min=0.2, help="Between two looks.")
     ] = 1.0,
@@ -43,7 +43,7 @@ def top(
         pdserve top
         pdserve top --once
     """
-    at = router_address(address, name)
+    at = choice.target()
     if once or not out.is_terminal:
         out.print(asyncio.run(look_once(at)))
         return
@@ -53,10 +53,10 @@ def top(
         pass  # the only way to end it
 
 
-async def look_once(address: str) -> Group:
+async def look_once(target: Target) -> Group:
     """Raises PdserveError."""
     rates = Rates()
-    async with Client(address) as client:
+    async with target.client() as client:
         rates.add(await client.get_cluster(timeout=_TIMEOUT_S), time.monotonic())
         await asyncio.sleep(_FIRST_PAUSE_S)
         cluster = await client.get_cluster(timeout=_TIMEOUT_S)
@@ -64,10 +64,10 @@ async def look_once(address: str) -> Group:
     return screen(cluster, rates, None)
 
 
-async def _watch(address: str, interval: float) -> None:
+async def _watch(target: Target, interval: float) -> None:
     """A router that does not answer for a while is said to; one that never did is an error."""
     rates, cluster, trouble = Rates(), None, None
-    async with Client(address) as client:
+    async with target.client() as client:
         cluster = await client.get_cluster(timeout=_TIMEOUT_S)
         with Live(screen(cluster, rates, None), console=out, screen=True, auto_refresh=False) as live:
             while True:
@@ -95,7 +95,7 @@ def screen(cluster: Cluster, rates: Rates, trouble: str | None) -> Group:
 
 
 def _head(cluster: Cluster) -> Text:
-    http = f"  http://{cluster.router_http}" if cluster.router_http else ""
+    http = f"  {cluster.http_url}" if cluster.http_url else ""
     clock = time.strftime("%H:%M:%S")
     return Text.assemble(
         (cluster.name, "bold"), f"  model {cluster.model}  gRPC {cluster.router_grpc}{http}  {clock}"

@@ -17,6 +17,7 @@ from cluster.nodes.network import is_loopback
 from cluster.state import read_record
 from pdserve.cli.console import INTERRUPTED, err, left_behind, out
 from pdserve.cli.steps import shown_steps
+from router.config import RouterSettings
 
 File = Annotated[
     Path,
@@ -36,8 +37,9 @@ def up(file: File) -> None:
     """
     config = load_config(file)
     for key, address in config.router.all_addresses():
-        if not is_loopback(split_address(address)[0]):
-            told = f"router.{key}: {address} is open to the network, without encryption and keys"
+        lacks = _lacks(config.router)
+        if lacks and not is_loopback(split_address(address)[0]):
+            told = f"router.{key}: {address} is open to the network, without {lacks}"
             err.print(told, style="yellow")
     signal.signal(signal.SIGTERM, interrupted)
     begun = time.monotonic()
@@ -51,7 +53,8 @@ def up(file: File) -> None:
             ended = "interrupted: all that was started has been ended"
             err.print(ended if is_ended else left_behind(config.name))
             raise typer.Exit(INTERRUPTED) from None
-    http = f" and HTTP at [bold]http://{launched.http}[/]" if launched.http else ""
+    url = f"{'https' if launched.is_tls else 'http'}://{launched.http}"
+    http = f" and HTTP at [bold]{url}[/]" if launched.http else ""
     out.print(
         f"[bold green]{launched.name}[/] serves gRPC at [bold]{launched.router}[/]{http} "
         f"after {time.monotonic() - begun:.1f} s (logs: {launched.log_folder})"
@@ -63,9 +66,16 @@ def up(file: File) -> None:
     out.print(f"  pdserve status{name}")
     out.print(f"  pdserve down {launched.name}")
     if launched.http:
-        out.print(f"  look inside: http://{launched.http}/  metrics: http://{launched.http}/metrics")
+        out.print(f"  look inside: {url}/  metrics: {url}/metrics")
     else:
         out.print("  no page, and no metrics to scrape: router.http is not set")
+
+
+def _lacks(router: RouterSettings) -> str:
+    """What `insecure: true` has done without."""
+    is_known = router.api_keys is not None or (router.tls is not None and router.tls.client_ca is not None)
+    lacking = {"encryption": router.tls is None, "keys": not is_known}
+    return " and ".join(what for what, is_lacking in lacking.items() if is_lacking)
 
 
 def interrupted(number: int, frame: FrameType | None) -> None:

@@ -66,7 +66,7 @@ class DrainWorkerRequest(_message.Message):
     def __init__(self, worker_id: _Optional[str] = ..., replace: _Optional[bool] = ..., timeout_ms: _Optional[int] = ..., replace_first: _Optional[bool] = ...) -> None: ...
 
 class ClusterSnapshot(_message.Message):
-    __slots__ = ("name", "version", "model", "pools", "router_grpc", "router_http", "router", "routers")
+    __slots__ = ("name", "version", "model", "pools", "router_grpc", "router_http", "router", "routers", "router_tls")
     NAME_FIELD_NUMBER: _ClassVar[int]
     VERSION_FIELD_NUMBER: _ClassVar[int]
     MODEL_FIELD_NUMBER: _ClassVar[int]
@@ -75,6 +75,7 @@ class ClusterSnapshot(_message.Message):
     ROUTER_HTTP_FIELD_NUMBER: _ClassVar[int]
     ROUTER_FIELD_NUMBER: _ClassVar[int]
     ROUTERS_FIELD_NUMBER: _ClassVar[int]
+    ROUTER_TLS_FIELD_NUMBER: _ClassVar[int]
     name: str
     version: int
     model: str
@@ -83,7 +84,8 @@ class ClusterSnapshot(_message.Message):
     router_http: str
     router: RouterLoad
     routers: _containers.RepeatedCompositeFieldContainer[RouterStatus]
-    def __init__(self, name: _Optional[str] = ..., version: _Optional[int] = ..., model: _Optional[str] = ..., pools: _Optional[_Iterable[_Union[PoolStatus, _Mapping]]] = ..., router_grpc: _Optional[str] = ..., router_http: _Optional[str] = ..., router: _Optional[_Union[RouterLoad, _Mapping]] = ..., routers: _Optional[_Iterable[_Union[RouterStatus, _Mapping]]] = ...) -> None: ...
+    router_tls: bool
+    def __init__(self, name: _Optional[str] = ..., version: _Optional[int] = ..., model: _Optional[str] = ..., pools: _Optional[_Iterable[_Union[PoolStatus, _Mapping]]] = ..., router_grpc: _Optional[str] = ..., router_http: _Optional[str] = ..., router: _Optional[_Union[RouterLoad, _Mapping]] = ..., routers: _Optional[_Iterable[_Union[RouterStatus, _Mapping]]] = ..., router_tls: _Optional[bool] = ...) -> None: ...
 
 class RouterStatus(_message.Message):
     __slots__ = ("id", "grpc", "http", "detail", "pid")

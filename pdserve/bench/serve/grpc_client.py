@@ -18,12 +18,13 @@ _SERVED_TIMEOUT_S = 20.0
 
 
 class GrpcClient:
-    """`timeout_s` is each request's limit, the server's default if None."""
+    """`router` is its address, or a client of it that is closed with this one. `timeout_s` is each request's
+    limit, the server's default if None."""
 
     def __init__(
-        self, address: str, sampling: Sampling | None = None, timeout_s: float | None = None
+        self, router: str | Client, sampling: Sampling | None = None, timeout_s: float | None = None
     ) -> None:
-        self._client = Client(address)
+        self._client = Client(router) if isinstance(router, str) else router
         self._sampling = sampling or Sampling()
         self._timeout_s = timeout_s
 

@@ -36,11 +36,12 @@ class HttpClient:
         self._timeout = aiohttp.ClientTimeout(total=timeout_s, connect=None, sock_connect=30.0)
         self._model = endpoint.model
         self._session: aiohttp.ClientSession | None = None
+        self._tls = endpoint.tls() if endpoint.url.startswith("https") else True
 
     async def __aenter__(self) -> Self:
         key = self._endpoint.api_key
         self._session = aiohttp.ClientSession(
-            connector=aiohttp.TCPConnector(limit=0),
+            connector=aiohttp.TCPConnector(limit=0, ssl=self._tls),
             headers={} if key is None else {"Authorization": f"Bearer {key}"},
             timeout=self._timeout,
             # A proxy in the environment is for the world outside, and this machine is none of it.

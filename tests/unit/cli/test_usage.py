@@ -20,6 +20,7 @@ from pdserve.cli import status as status_command
 from pdserve.cli.answer import Answer
 from pdserve.cli.app import app
 from pdserve.cli.main import main
+from pdserve.cli.target import Target
 from pdserve.client import (
     ChatMessage,
     Client,
@@ -121,7 +122,7 @@ def asked(monkeypatch: pytest.MonkeyPatch) -> list[Prompt]:
     prompts: list[Prompt] = []
 
     async def stream(
-        address: str, prompt: Prompt, options: object, timeout: float | None, live: bool
+        target: Target, prompt: Prompt, options: object, timeout: float | None, live: bool
     ) -> list[Answer]:
         prompts.append(prompt)
         return []
@@ -158,7 +159,7 @@ def test_what_the_answer_must_be_comes_from_files_and_words(
     sent: list[Mapping[str, object]] = []
 
     async def stream(
-        address: str, prompt: Prompt, options: GenerateOptions, timeout: float | None, live: bool
+        target: Target, prompt: Prompt, options: GenerateOptions, timeout: float | None, live: bool
     ) -> list[Answer]:
         sent.append(options)
         return []
@@ -194,10 +195,10 @@ def test_a_wrong_name_is_answered_with_those_that_run(home: Path) -> None:
 def test_status_shows_all_clusters_that_run(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     pretend_to_run(home, "one", "three", "two")
 
-    async def get_cluster(address: str) -> Cluster:
-        if address == "three:1":
+    async def get_cluster(target: Target) -> Cluster:
+        if target.address == "three:1":
             raise Unavailable("it does not answer")
-        return cluster_named(address.partition(":")[0])
+        return cluster_named(target.address.partition(":")[0])
 
     monkeypatch.setattr(status_command, "_get_cluster", get_cluster)
     done = run("status")
