@@ -166,7 +166,9 @@ def read_record(name: str) -> ClusterRecord | None:
 
 
 def forget(name: str) -> None:
-    (state_root() / name / "cluster.json").unlink(missing_ok=True)
+    """That it runs, and its secret, which opens nothing any more."""
+    for each in ("cluster.json", "secret"):
+        (state_root() / name / each).unlink(missing_ok=True)
 
 
 def running_clusters() -> list[ClusterRecord]:

@@ -10,17 +10,20 @@ import json
 import os
 import re
 import signal
+import stat
 import time
 from collections.abc import Awaitable, Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
+import grpc
 import psutil
 import pytest
 
 from cluster.nodes.processes import is_running
 from pdserve import Client
 from pdserve.client import ChatMessage, Cluster, Finished, PdserveError, Role
+from pdserve.v1 import worker_pb2, worker_pb2_grpc
 from tests.cluster.commands import Commands, free_port, is_ready, write_config
 from tests.integration.http.scraped import scrape
 
@@ -329,6 +332,34 @@ async def _once(is_so: Callable[[], Awaitable[bool]], timeout_s: float = 90.0) -
         await asyncio.sleep(0.1)
 
 
+def test_the_clusters_secret_is_in_its_file_and_told_nowhere(running: Running) -> None:
+    record, file = running.commands.record("life"), running.commands.home / "pdserve" / "life" / "secret"
+    assert record is not None
+    assert record.ray_folder is not None
+    assert stat.S_IMODE(file.stat().st_mode) == 0o600
+    secret = file.read_bytes()
+    read = [
+        path
+        for folder in (file.parent, record.ray_folder)
+        for path in folder.rglob("*")
+        if path.is_file() and not path.is_symlink()
+    ]
+    assert {"controller.log", "decode-0.log", "router.log", "raylet.out"} <= {path.name for path in read}
+    assert [path for path in read if secret in path.read_bytes()] == [file]
+    for process in running.commands.processes("life"):
+        about = Path("/proc", str(process.pid))
+        assert secret not in (about / "cmdline").read_bytes() + (about / "environ").read_bytes()
+
+
+def test_nobody_reaches_a_workers_port_without_the_secret(running: Running) -> None:
+    status = json.loads(running.commands.succeed("status", "--json"))
+    for role in ("prefill", "decode"):
+        address = status["pools"][role]["workers"][0]["address"]
+        with grpc.insecure_channel(address) as channel, pytest.raises(grpc.RpcError) as refused:
+            worker_pb2_grpc.WorkerStub(channel).Describe(worker_pb2.DescribeRequest(), timeout=20)
+        assert refused.value.code() is grpc.StatusCode.UNAUTHENTICATED
+
+
 def test_drain_takes_the_worker_and_scale_brings_one_back(running: Running) -> None:
     commands = running.commands
     assert "decode-0" in commands.succeed("drain", "decode-0")
@@ -348,6 +379,7 @@ def test_down_ends_every_process_and_says_so_twice(running: Running) -> None:
     assert record.ray_folder is not None
     assert record.ray_folder.exists()
     assert "life is down" in commands.succeed("down")
+    assert not (commands.home / "pdserve" / "life" / "secret").exists()
     assert [process for process in processes if is_running(process)] == []
     assert not record.ray_folder.exists()
     assert "no cluster runs here" in commands.succeed("down")
