@@ -1,7 +1,7 @@
 """Channels to other parts of the cluster: every call on them shows the secret.
 
-The asyncio one adds it where a call is made: gRPC's own interceptors there put a generator around every message
-of a stream, and tokens come by one long stream.
+The asyncio one adds it where a call is made: gRPC's own interceptors there put a generator around every
+message of a stream, and tokens come by one long stream.
 """
 
 from __future__ import annotations
