@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from importlib.util import find_spec
+from itertools import pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -77,24 +79,43 @@ def plot_ttft(axes: Axes, records: Sequence[RequestRecord], slo: Slo | None) -> 
 
 
 def plot_itl(axes: Axes, records: Sequence[RequestRecord]) -> None:
-    """Percentiles of the gaps that ended in each of some equal spans of time."""
-    ends = np.array([at_s for record in records if record.is_ok for at_s in record.arrivals_s[1:]])
-    gaps = np.array([gap for record in records if record.is_ok for gap in record.gaps_s]) * 1e3
+    """Percentiles of the gaps that ended in each of some equal spans of time. A line is interrupted while no
+    answer was being written; where all of them stood still, it goes on to the end of the stall.
+    """
+    done = [record for record in records if record.is_ok]
+    ends = np.array([at_s for record in done for at_s in record.arrivals_s[1:]])
+    gaps = np.array([gap for record in done for gap in record.gaps_s]) * 1e3
     axes.set(xlabel="at, s", ylabel="ITL, ms")
     if not len(gaps):
         return
     edges = np.linspace(0.0, float(ends.max()), _NUM_WINDOWS + 1)
     which = np.clip(np.digitize(ends, edges) - 1, 0, _NUM_WINDOWS - 1)
-    spans = [index for index in range(_NUM_WINDOWS) if (which == index).any()]
+    spans = [
+        index
+        for index, (begin, end) in enumerate(pairwise(edges))
+        if (which == index).any() or not _is_writing(done, begin, end)
+    ]
     for percent, label in ((50, "p50"), (99, "p99"), (100, "largest")):
-        values = [float(np.percentile(gaps[which == index], percent)) for index in spans]
-        axes.plot([float(edges[index : index + 2].mean()) for index in spans], values, label=label)
+        of_span = [gaps[which == index] for index in spans]
+        values = [float(np.percentile(each, percent)) if len(each) else math.nan for each in of_span]
+        middles = [float(edges[index : index + 2].mean()) for index in spans]
+        # The dots: a span between two idle ones has no line.
+        axes.plot(middles, values, ".-", markersize=3, label=label)
     axes.set_yscale("log")
     # Plain numbers, not powers of ten; between decades only where there is room.
     axes.yaxis.set_major_formatter("{x:g}")
     axes.yaxis.set_minor_formatter("{x:g}" if max(gaps) < 100 * max(min(gaps), 0.1) else "")
     axes.tick_params(axis="y", which="minor", labelsize="x-small")
     axes.legend(fontsize="small")
+
+
+def _is_writing(records: Sequence[RequestRecord], begin_s: float, end_s: float) -> bool:
+    """Whether an answer had begun and was not at its end, at any moment between."""
+    return any(
+        record.arrivals_s[0] < end_s and record.arrivals_s[-1] > begin_s
+        for record in records
+        if record.arrivals_s
+    )
 
 
 def plot_attainment(axes: Axes, curves: Mapping[str, Crossing], title: str) -> None:
