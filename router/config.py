@@ -65,6 +65,8 @@ class RouterSettings(BaseModel):
     worker_timeout_s: PositiveSeconds = 5.0
     # A worker that shows no sign of life for so long gets no new work, and loses what it has to others.
     suspect_after_s: PositiveSeconds = 5.0
+    # Tokens of all requests together that clients have not read yet. Beyond it the slowest are cut off.
+    max_unread_tokens: PositiveInt = 131072
     # How long requests in flight may still take after SIGTERM.
     drain_s: Annotated[float, Field(ge=0)] = 5.0
 

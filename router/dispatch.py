@@ -20,9 +20,10 @@ from router.config import RouterSettings
 from router.events import Moment
 from router.fleet.placing import Placing
 from router.fleet.worker import Worker
+from router.fleet.worker_info import SequenceKey
 from router.fleet.workers import WorkerTable
 from router.integrity import IntegrityError
-from router.loss import LEAVES, AttemptLost, Verdict, back_off_s, judge
+from router.loss import LEAVES, SLOW_READER, AttemptLost, Verdict, back_off_s, judge
 from router.outputs import Delta, Output
 from router.prefill import read_prefill
 from router.queue_order import QueuePolicy
@@ -39,6 +40,9 @@ class Dispatcher:
         self._table = table
         self._router_id = router_id
         self._in_flight: set[str] = set()
+        self._attempts: dict[SequenceKey, Attempt] = {}
+        self._max_unread = settings.max_unread_tokens
+        self.num_slow_readers = 0
         # Attempts that were made again: workers were lost, left or stalled, or none had room.
         self.num_resumes = 0
         self.num_moves = 0
@@ -55,6 +59,7 @@ class Dispatcher:
         with self._tracked(request):
             while not request.is_done:
                 attempt = Attempt(request)
+                self._attempts[attempt.key] = attempt
                 try:
                     with self._no_room_in_time(request):
                         await self._queue(attempt)  # holds nothing on any worker
@@ -216,6 +221,7 @@ class Dispatcher:
 
     def _release(self, attempt: Attempt) -> None:
         """Idempotent and at once; what workers must hear is sent in the background."""
+        self._attempts.pop(attempt.key, None)
         if attempt.prefill_task is not None:
             attempt.prefill_task.cancel()
         if attempt.prefill_worker is not None:
@@ -248,6 +254,23 @@ class Dispatcher:
             if not request.is_done:
                 request.move(RequestState.DONE)
             request.tell(Moment.FINISHED, outcome=outcome)
+
+    def cut_slow_readers(self) -> None:
+        """Whoever is furthest behind, where what all clients have not read is more than may be kept."""
+        attempts = [attempt for attempt in self._attempts.values() if attempt.inbox.num_unread]
+        num_unread = sum(attempt.inbox.num_unread for attempt in attempts)
+        if num_unread <= self._max_unread:
+            return
+        for attempt in sorted(attempts, key=lambda each: each.inbox.num_unread, reverse=True):
+            behind = attempt.inbox.num_unread
+            error = ResourceExhausted(f"its client is {behind} tokens behind", reason=SLOW_READER)
+            # The task itself waits for its client, who will hear of it with the next thing that it reads.
+            attempt.inbox.drop(error)
+            self._release(attempt)
+            self.num_slow_readers += 1
+            num_unread -= behind
+            if num_unread <= self._max_unread:
+                return
 
     @property
     def num_in_flight(self) -> int:

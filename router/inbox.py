@@ -28,6 +28,8 @@ class Inbox:
         self._awaits_report = False
         self._report: PrefillReport | None = None
         self._changed = asyncio.Event()
+        # By weight: what a token's logprobs take counts as well.
+        self.num_unread = 0
         self.heard_from_decode = False
         # By its own word the decode worker has nothing of the sequence any more.
         self.decode_let_go = False
@@ -65,6 +67,13 @@ class Inbox:
         self.decode_let_go = self.decode_let_go or let_go
         self._fail(error)
 
+    def drop(self, error: PdserveError) -> None:
+        """What waits here is for nobody any more: whoever asks for it gets `error`."""
+        self._pending.clear()
+        self.num_unread = 0
+        self._failure = error
+        self._changed.set()
+
     async def take(self) -> list[Token]:
         """The next tokens in order, at least one. Raises what ended the attempt once they are out."""
         while True:
@@ -80,6 +89,7 @@ class Inbox:
         if self._awaits_report and self._failure is None:
             return tokens
         while (token := self._pending.pop(self._next, None)) is not None:
+            self.num_unread -= _weight(token)
             if self._report is not None:
                 token, self._report = replace(token, report=self._report), None
             tokens.append(token)
@@ -95,9 +105,14 @@ class Inbox:
             self._fail(Internal(f"two workers disagree about the token at position {token.position}"))
         elif twin is None and token.position >= self._next:
             self._pending[token.position] = token
+            self.num_unread += _weight(token)
         self._changed.set()
 
     def _fail(self, error: PdserveError) -> None:
         if self._failure is None:
             self._failure = error
         self._changed.set()
+
+
+def _weight(token: Token) -> int:
+    return 1 if token.logprobs is None else 2 + len(token.logprobs.top)

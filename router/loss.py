@@ -18,6 +18,7 @@ from pdserve.v1.errors import (
 )
 
 LAYOUT_MISMATCH = "LAYOUT_MISMATCH"
+SLOW_READER = "SLOW_READER"
 # What a worker says that drains, or has drained, and what this router says of one that gives no sign of life.
 STALLED = "WORKER_STALLED"
 LEAVES = "WORKER_LEAVES"
@@ -49,10 +50,10 @@ def judge(error: PdserveError) -> Verdict:
     A worker that says INTERNAL met a bug in this very sequence: to show it to every other worker in turn
     could take them all down.
     """
+    if error.reason in (LAYOUT_MISMATCH, SLOW_READER):
+        return Verdict.FINAL
     if isinstance(error, ResourceExhausted):
         return Verdict.WAIT
-    if error.reason == LAYOUT_MISMATCH:
-        return Verdict.FINAL
     if error.reason in _MOVED:
         return Verdict.MOVE
     return Verdict.RETRY if isinstance(error, _RETRIED) else Verdict.FINAL

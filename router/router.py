@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import AsyncGenerator, Callable, Sequence
 from contextlib import aclosing
 
@@ -27,6 +28,8 @@ from router.tasks import Tasks
 from router.text.model_folder import read_model_folder
 from router.text.tokenizer import TextCodec
 from router.trace import Tracing
+
+_LOOK_EVERY_S = 0.25
 
 
 class Router:
@@ -55,6 +58,12 @@ class Router:
     def start(self) -> None:
         self.tasks.start(watch(self._control, self.config.router_id, self.table), "watch of the controller")
         self.tasks.start(self.table.watch_silence(), "watch of the workers")
+        self.tasks.start(self._watch_readers(), "watch of the readers")
+
+    async def _watch_readers(self) -> None:
+        while True:
+            await asyncio.sleep(_LOOK_EVERY_S)
+            self._dispatcher.cut_slow_readers()
 
     def on_event(self, listener: Listener) -> None:
         self._listeners.append(listener)

@@ -89,8 +89,8 @@ class ScriptedWorker:
 
     async def start(self) -> None:
         self.server = grpc.aio.server(options=OPTIONS)
-        self.services(self.server)
         worker_pb2_grpc.add_WorkerServicer_to_server(self.signs, self.server)
+        self.services(self.server)
         health_pb2_grpc.add_HealthServicer_to_server(health.aio.HealthServicer(), self.server)
         host = self.address.rpartition(":")[0]
         self.address = f"{host}:{self.server.add_insecure_port(self.address)}"

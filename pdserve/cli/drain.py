@@ -15,7 +15,7 @@ from pdserve.client import Cluster, NotFound, Role
 
 Limit = Annotated[
     float | None,
-    typer.Option("--timeout", metavar="SECONDS", help="End what still runs then. Default: never."),
+    typer.Option("--timeout", metavar="SECONDS", help="Move what still runs then to others. Default: never."),
 ]
 
 

@@ -7,6 +7,7 @@ right: millions of empty parts would take a hundred times their size, and the ev
 
 from __future__ import annotations
 
+import asyncio
 import logging
 import uuid
 from collections.abc import AsyncIterator, Awaitable, Callable
@@ -99,6 +100,8 @@ async def answering(context: Context[M, R]) -> AsyncIterator[None]:
         await _abort(context, error)
     except grpc.aio.AbortError:
         raise
+    except grpc.aio.InternalError as failure:  # a message could not be sent: the client is gone
+        raise asyncio.CancelledError from failure
     except Exception:  # the client gets an id under which the log has the stack
         error_id = uuid.uuid4().hex
         logger.exception("bug error_id=%s", error_id)
@@ -107,4 +110,8 @@ async def answering(context: Context[M, R]) -> AsyncIterator[None]:
 
 async def _abort(context: Context[M, R], error: PdserveError) -> None:
     status = to_status(error)
-    await context.abort(status.code, status.details, status.trailing_metadata)
+    try:
+        await context.abort(status.code, status.details, status.trailing_metadata)
+    except grpc.aio.InternalError as failure:
+        # A message is still on its way to a client that takes none, and no status can pass it.
+        raise asyncio.CancelledError from failure

@@ -44,6 +44,11 @@ class TableMetrics(Collector):
             value=dispatcher.num_moves,
         )
         yield CounterMetricFamily(
+            "pdserve_slow_readers",
+            "Requests that were cut off since their clients were furthest behind with reading.",
+            value=dispatcher.num_slow_readers,
+        )
+        yield CounterMetricFamily(
             "pdserve_reservations_refused",
             "Attempts that found no room on any decode worker, and waited again.",
             value=dispatcher.num_refusals,
