@@ -17,10 +17,12 @@ import pytest
 from decode_worker.config import DecodeConfig
 from engine.engine import Engine
 from engine.loading import LoadedModel
+from kv_transfer.send_queue import SenderConfig
 from kv_transfer.transport.base import Connection, ConnectionEvents
 from kv_transfer.transport.memory import Faults
 from kv_transfer.ways import Way
 from pdserve.client import Internal, InvalidArgument, PdserveError, ResourceExhausted
+from prefill_worker.config import PrefillConfig
 from router.events import Moment
 from tests.faults.held_frame import HeldFrame
 from tests.integration.router.harness import until
@@ -71,7 +73,9 @@ async def test_kv_that_is_lost_or_damaged_on_its_way_is_shipped_again(
     fate: str,
     frame: int,
 ) -> None:
-    async with serving(folder, loaded, transport="memory") as serves:
+    # A block in each frame, so that all four are there: an Open, and three of KV.
+    small = PrefillConfig(min_group_bytes=1, sender=SenderConfig(frame_bytes=1))
+    async with serving(folder, loaded, transport="memory", prefill_config=small) as serves:
         memory, connect = serves.memory, serves.memory.connect
         memory.faults = Faults(kill_at=frame) if fate == "killed" else Faults(corrupt=frozenset({frame}))
 
@@ -85,6 +89,8 @@ async def test_kv_that_is_lost_or_damaged_on_its_way_is_shipped_again(
             prompt(60), max_tokens=9, temperature=0, ignore_eos=True, timeout=20
         )
         reference.assert_follows(prompt(60), answer.token_ids)
+        # By luck damage may change no token: it must have been seen.
+        assert answer.completions[0].num_resumes == 1
         await works(serves, reference)
 
 

@@ -167,6 +167,15 @@ class Rig:
             await asyncio.sleep(0.05)
         return found
 
+    def num_damaged(self) -> int:
+        """Pieces of KV."""
+        return sum(place.push.num_damaged for place in self.places)
+
+    async def num_decoded(self) -> int:
+        """Tokens, by all decode workers that are there now."""
+        statuses = [await place.process.status() for place in self.of(Role.DECODE)]
+        return sum(status.counters.tokens_decoded for status in statuses)
+
     async def close(self) -> None:
         for spare in self.spares.values():
             spare.cancel()
