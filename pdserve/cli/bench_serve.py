@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import math
+import re
 import secrets
 import signal
 from collections.abc import AsyncIterator
@@ -224,4 +225,6 @@ async def _http_of(router: Target | None) -> str:
         cluster = await client.get_cluster(timeout=_CLUSTER_TIMEOUT_S)
     if cluster.http_url is None:
         raise BenchError(f"cluster {cluster.name} serves no HTTP: set router.http in its YAML")
-    return cluster.http_url
+    # What listens everywhere is found where gRPC was.
+    host = "127.0.0.1" if router.address.startswith("unix:") else router.address.rpartition(":")[0]
+    return re.sub(r"//(0\.0\.0\.0|\[::\]):", f"//{host}:", cluster.http_url)

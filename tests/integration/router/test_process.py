@@ -32,11 +32,15 @@ sys.exit(code)
 
 @asynccontextmanager
 async def process(
-    cluster: Cluster, folder: Path, *head: str, http: str | None = None
+    cluster: Cluster,
+    folder: Path,
+    *head: str,
+    http: str | None = None,
+    log_level: LogLevel = LogLevel.WARNING,
 ) -> AsyncIterator[asyncio.subprocess.Process]:
     path = folder / "router.json"
-    quiet = ObservabilityConfig(log_level=LogLevel.WARNING)
-    update = {"router_id": "router-1", "http": http, "observability": quiet}
+    logs = ObservabilityConfig(log_level=log_level)
+    update = {"router_id": "router-1", "http": http, "observability": logs}
     config = cluster.router.config.model_copy(update=update)
     path.write_text(config.model_dump_json())
     assert RouterConfig.model_validate_json(path.read_bytes()) == config
