@@ -1,6 +1,6 @@
 """A Ray of two nodes on one machine: prefill on the one, decode on the other, and what finds no place.
 
-Both nodes are on loopback. The tests share the nodes; each ends what it started.
+Both nodes are on loopback, and the parts speak TLS. The tests share the nodes; each ends what it started.
 """
 
 from __future__ import annotations
@@ -21,6 +21,7 @@ from transformers import AutoModelForCausalLM
 from cluster.nodes.local_ray import make_folder, ray_environment, remove_folder
 from tests.cluster.commands import Commands, free_port
 from tests.models import tiny_model
+from tests.unit.trust.certificates import PartsAuthority
 
 pytestmark = [pytest.mark.cluster, pytest.mark.timeout(240)]
 ROOT = Path(__file__).parents[2]
@@ -29,9 +30,11 @@ PACKAGES = (
     "decode_worker",
     "engine",
     "kv_transfer",
+    "observability",
     "pdserve",
     "prefill_worker",
     "router",
+    "trust",
     "worker",
 )
 PROMPT = [5 + 7 * n % 500 for n in range(70)]
@@ -81,7 +84,7 @@ def commands(tmp_path: Path) -> Iterator[Commands]:
 def write_config(
     commands: Commands, nodes: TwoNodes, name: str, prefill: str, decode: str, more: str = ""
 ) -> str:
-    path = commands.home / f"{name}.yaml"
+    path, parts = commands.home / f"{name}.yaml", PartsAuthority(commands.home).files("part")
     path.write_text(
         f"""\
 name: {name}
@@ -90,7 +93,7 @@ router: {{grpc: "127.0.0.1:{free_port()}"}}
 pools:
   prefill: {{{prefill}, engine: {{num_blocks: 128, max_num_batched_tokens: 32}}}}
   decode: {{{decode}, engine: {{num_blocks: 128}}}}
-network: {{bind: node, insecure: true}}
+network: {{bind: node, tls: {{ca: "{parts.ca}", cert: "{parts.cert}", key: "{parts.key}"}}}}
 ray: {{address: "{nodes.address}"}}
 {more}"""
     )
