@@ -210,6 +210,14 @@ class Client:
             put(request, "timeout_ms", max(1, round(drain_timeout_s * 1000)))
         return cluster_of(await self._answer(self._admin.DrainWorker, request, timeout))
 
+    async def restart_router(
+        self, router_id: str, *, drain_timeout_s: float, timeout: float | None = None
+    ) -> Cluster:
+        """Put another process in a router's place; the one before has so long for what it still does."""
+        request = cluster_pb2.RestartRouterRequest(router_id=router_id)
+        put(request, "timeout_ms", max(1, round(drain_timeout_s * 1000)))
+        return cluster_of(await self._answer(self._admin.RestartRouter, request, timeout))
+
     async def _answer(
         self,
         call: Callable[..., Awaitable[T]],

@@ -2,7 +2,9 @@
 
 Prints one JSON line, {"grpc": "host:port", "http": "host:port" or null}, when its ports are bound. Ends
 when its stdin closes (whoever started it is gone) or on SIGTERM or SIGINT, after a short time for requests
-in flight.
+in flight. A line "drain SECONDS" on its stdin says that a successor listens, and gives them so long.
+
+With `--beside` its ports may be another router's still, whose place it takes.
 """
 
 from __future__ import annotations
@@ -15,6 +17,9 @@ import os
 import signal
 import sys
 import threading
+import uuid
+from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 
 from pydantic import ValidationError
@@ -30,32 +35,53 @@ from trust.errors import TrustError
 logger = logging.getLogger("router")
 
 
-async def serve(config: RouterConfig) -> None:
+@dataclass(frozen=True, slots=True)
+class _Stop:
+    # For requests in flight.
+    grace_s: float
+    # Another router listens at the same ports.
+    is_succeeded: bool = False
+
+
+async def serve(config: RouterConfig, is_beside: bool = False) -> None:
     """Until told to stop. Raises what a background task died of."""
-    stop = asyncio.Event()
     loop = asyncio.get_running_loop()
+    stopping: asyncio.Future[_Stop] = loop.create_future()
+
+    def stop(how: _Stop) -> None:
+        if not stopping.done():
+            stopping.set_result(how)
+
+    usual = _Stop(config.drain_s)
     for number in (signal.SIGTERM, signal.SIGINT):
-        loop.add_signal_handler(number, stop.set)
-    _stop_at_end_of_stdin(loop, stop)
-    async with RouterServer(Router(config)) as server:
+        loop.add_signal_handler(number, stop, usual)
+    _listen_to_stdin(loop, stop, usual)
+    async with RouterServer(Router(config), is_beside) as server:
         _say({"grpc": server.address, "http": server.http_address})
-        stopping = asyncio.ensure_future(stop.wait())
         failing = asyncio.ensure_future(server.router.tasks.wait_failed())
-        await asyncio.wait({stopping, failing}, return_when=asyncio.FIRST_COMPLETED)
-        stopping.cancel()
+        either: set[asyncio.Future[_Stop] | asyncio.Future[None]] = {stopping, failing}
+        await asyncio.wait(either, return_when=asyncio.FIRST_COMPLETED)
         failing.cancel()
-        await server.drain(config.drain_s)
+        how = stopping.result() if stopping.done() else usual
+        if how.is_succeeded:
+            await server.step_aside()
+        await server.drain(how.grace_s)
 
 
-def _stop_at_end_of_stdin(loop: asyncio.AbstractEventLoop, stop: asyncio.Event) -> None:
-    def wait() -> None:
-        # Raw reads: a daemon thread that held sys.stdin's lock would disturb the interpreter's end.
-        while os.read(0, 4096):
-            pass
+def _listen_to_stdin(loop: asyncio.AbstractEventLoop, stop: Callable[[_Stop], None], at_end: _Stop) -> None:
+    def tell(how: _Stop) -> None:
         if not loop.is_closed():
-            loop.call_soon_threadsafe(stop.set)
+            loop.call_soon_threadsafe(stop, how)
 
-    threading.Thread(target=wait, name="stdin", daemon=True).start()
+    def listen() -> None:
+        # Raw reads: a daemon thread that held sys.stdin's lock would disturb the interpreter's end.
+        while said := os.read(0, 4096):
+            words = said.split()
+            if len(words) == 2 and words[0] == b"drain":
+                tell(_Stop(float(words[1]), is_succeeded=True))
+        tell(at_end)
+
+    threading.Thread(target=listen, name="stdin", daemon=True).start()
 
 
 def _say(line: dict[str, str | None]) -> None:
@@ -66,11 +92,14 @@ def _say(line: dict[str, str | None]) -> None:
 def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m router")
     parser.add_argument("--config", type=Path, required=True, help="a RouterConfig as JSON")
+    parser.add_argument("--beside", action="store_true", help="take the place of a router that runs")
     arguments = parser.parse_args()
     try:
         config = read_config(arguments.config)
+        if arguments.beside:
+            config = config.model_copy(update={"instance_id": f"{config.router_id}/{uuid.uuid4().hex[:8]}"})
         log_by(logging.StreamHandler(), config.observability)
-        asyncio.run(serve(config))
+        asyncio.run(serve(config, arguments.beside))
     except (ValidationError, ModelFolderError, TrustError, CannotBind, OSError) as error:
         logger.error("cannot serve: %s", error)
         return 1

@@ -112,6 +112,8 @@ class RouterConfig(RouterSettings):
 
     cluster: str
     router_id: str
+    # What workers know it by, where another process has its id still.
+    instance_id: str | None = None
     # The name under which clients know the model.
     model: str
     # tokenizer.json, config.json and, where there are any, generation_config.json and a chat template.

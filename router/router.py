@@ -17,7 +17,7 @@ from router.deadline import Deadline
 from router.dispatch import Dispatcher
 from router.events import LifetimeEvent, Listener, log_event
 from router.fanout import first_then_others, merged, numbered_from
-from router.fleet.control import Answer, ControlLink, watch
+from router.fleet.control import ANSWER_TIMEOUT_S, Answer, ControlLink, watch
 from router.fleet.workers import WorkerTable
 from router.front.checks import DEFAULT_MAX_TOKENS
 from router.front.intake import Intake
@@ -40,16 +40,15 @@ class Router:
         self.config = config
         self.tasks = Tasks()
         trust = config.trust.read()
-        self.table = WorkerTable(
-            trust, config.router_id, self.tasks, config.worker_timeout_s, config.suspect_after_s
-        )
+        own_name = config.instance_id or config.router_id
+        self.table = WorkerTable(trust, own_name, self.tasks, config.worker_timeout_s, config.suspect_after_s)
         self.recent = Recent()
         self._listeners: list[Listener] = [log_event, self.recent.note_event]
         folder = read_model_folder(config.model_dir)
         self._folder = folder
         self._codec = TextCodec(folder)
         self._intake = Intake(config, folder, self._codec, self.table, self._tell)
-        self._dispatcher = Dispatcher(self.table, config, config.router_id)
+        self._dispatcher = Dispatcher(self.table, config, own_name)
         self.metrics = RouterMetrics(config.model, config.router_id, self.table, self._dispatcher)
         service = Service("router", config.cluster, config.router_id)
         self._tracing = Tracing(make_tracer(config.observability.traces, service), config.model)
@@ -152,10 +151,13 @@ class Router:
         )
 
     async def ask_controller(
-        self, method: Callable[[cluster_pb2_grpc.ControlAsyncStub], Answer], message: Message
+        self,
+        method: Callable[[cluster_pb2_grpc.ControlAsyncStub], Answer],
+        message: Message,
+        timeout_s: float = ANSWER_TIMEOUT_S,
     ) -> cluster_pb2.ClusterSnapshot:
         """What this router does is added. Raises PdserveError."""
-        snapshot = await self._control.ask(method, message)
+        snapshot = await self._control.ask(method, message, timeout_s)
         num_waiting = self._dispatcher.admission.num_waiting
         load = self.recent.load(self._dispatcher.num_in_flight - num_waiting, num_waiting)
         snapshot.router.CopyFrom(load)

@@ -20,6 +20,7 @@ from cluster.actors.ray_worker import NAMESPACE, how_it_died
 from cluster.control.policy import retry_delay_s
 from cluster.control.snapshot import PartState
 from cluster.nodes.ray_nodes import process_here
+from pdserve.v1.errors import Unavailable
 
 log = logging.getLogger(__name__)
 
@@ -59,6 +60,16 @@ class Guard:
         self._on_change = on_change
         self._num_failures = 0
         self.state = PartState()
+
+    async def restart(self, drain_s: float) -> None:
+        """Of a router. Raises Unavailable where no other can take its place: then it stays."""
+        actor = await asyncio.to_thread(self._find)
+        try:
+            await actor.restart.remote(drain_s)
+        except RayTaskError as error:
+            raise Unavailable(f"{self._what} stays: {error.cause}", reason="CANNOT_START") from error
+        except RayActorError as error:
+            raise Unavailable(f"{self._what}: {how_it_died(error)}", reason="ROUTER_LOST") from error
 
     async def keep(self) -> None:
         """One time around: until the actor is gone. Again and again, it is always there."""

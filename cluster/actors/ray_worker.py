@@ -55,13 +55,13 @@ class RayWorker:
             environment = None
             if self._actor is None:
                 environment = await asyncio.to_thread(packed, self._spec.pool.runtime_env)
-                self._actor = _create(self._spec, wanted, environment)
+                # It waits for Ray's head, which may be away.
+                self._actor = await asyncio.to_thread(_create, self._spec, wanted, environment)
             else:
                 self._process = await asyncio.to_thread(process_here, self._actor)
-            events = self._actor.start.options(num_returns="streaming").remote(self._trust)
-            async for reference in _with_patience(
-                events, partial(_why_no_news, self._actor, wanted, environment)
-            ):
+            actor = self._started()
+            events = actor.start.options(num_returns="streaming").remote(self._trust)
+            async for reference in _with_patience(events, partial(_why_no_news, actor, wanted, environment)):
                 event: StartEvent = reference if isinstance(reference, Pending) else await reference
                 if isinstance(event, Loading) and event.node == socket.gethostname():
                     self._process = self._process or ProcessId.of(event.pid)

@@ -1,6 +1,7 @@
 """The Ray actor that keeps one router running: a child process of its own, without Ray and without torch.
 
-The child's stdin is a pipe that nobody writes to: when this actor dies, it closes, and the router ends.
+The child's stdin is a pipe: when this actor dies, it closes, and the router ends. All that is ever written to
+it is that a successor is there.
 Every start and end of the child is in its log, with the child's own lines between. Besides, the actor makes
 another controller where there is none any more; the controller does the same for it.
 """
@@ -51,6 +52,9 @@ class RouterActor:
         self._controller = Guard("the controller", lambda: find_controller(config, folder, bind))
         self._child: asyncio.subprocess.Process | None = None
         self._starting: asyncio.Future[str] | None = None
+        # Held by whoever puts another child in this one's place.
+        self._changing = asyncio.Lock()
+        self._retiring: set[asyncio.subprocess.Process] = set()
         self._tasks = Tasks()
         self._num_failures = 0
         self.num_restarts = 0
@@ -71,6 +75,30 @@ class RouterActor:
         """The router's pid; None while it is being started again."""
         return self._child.pid if self._child is not None and self._child.returncode is None else None
 
+    async def restart(self, drain_s: float) -> None:
+        """Another router takes the ports over; then the one before it ends what it has, in so long at most.
+
+        Raises RouterStartError: all is as before.
+        """
+        async with self._changing:
+            before = self._child
+            await self._start_child("--beside")
+            self.num_restarts += 1
+        if before is not None and before.stdin is not None and before.returncode is None:
+            before.stdin.write(b"drain %d\n" % max(1, round(drain_s)))
+            self._tasks.start(self._retire(before, drain_s), "retire")
+
+    async def _retire(self, child: asyncio.subprocess.Process, drain_s: float) -> None:
+        self._retiring.add(child)
+        try:
+            await asyncio.wait_for(child.wait(), drain_s + _STOP_GRACE_S)
+        except asyncio.TimeoutError:
+            log.warning("the router before did not end: pid=%d is killed", child.pid)
+        finally:
+            self._retiring.discard(child)
+            if child.returncode is None:
+                child.kill()
+
     async def rest(self) -> None:
         """Starts nothing any more, neither its router nor a controller: the cluster ends."""
         await self._tasks.close()
@@ -88,36 +116,41 @@ class RouterActor:
 
     async def _supervise(self) -> None:
         """A router that ends by itself is started again: at once the first time, then ever later."""
-        started = time.monotonic()
-        code = await self._child.wait() if self._child is not None else None
+        child, started = self._child, time.monotonic()
+        code = await child.wait() if child is not None else None
+        if child is not self._child:
+            return  # another has taken its ports over
         self._num_failures = 0 if time.monotonic() - started > 60 else self._num_failures + 1
         self.num_restarts += 1
         log.warning("router ended (code %s); restart %d", code, self.num_restarts)
         await asyncio.sleep(retry_delay_s(self._num_failures - 1) if self._num_failures else 0)
-        try:
-            await self._start_child()
-        except RouterStartError as error:
-            log.error("%s", error)
+        async with self._changing:
+            try:
+                if child is self._child:
+                    await self._start_child()
+            except RouterStartError as error:
+                log.error("%s", error)
 
-    async def _start_child(self) -> str:
-        self._child = await asyncio.create_subprocess_exec(
+    async def _start_child(self, *how: str) -> str:
+        child = await asyncio.create_subprocess_exec(
             sys.executable,
-            *("-m", "router", "--config", str(self._config_file)),
+            *("-m", "router", "--config", str(self._config_file), *how),
             env=_without_ray(os.environ),
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=self._log_file,
         )
-        said = self._child.stdout
+        said = child.stdout
         try:
             line = await asyncio.wait_for(said.readline(), _START_TIMEOUT_S) if said is not None else b""
             address: str = json.loads(line)["grpc"]
         except (asyncio.TimeoutError, ValueError, KeyError) as error:
-            if self._child.returncode is None:
-                self._child.kill()
-            await self._child.wait()
+            if child.returncode is None:
+                child.kill()
+            await child.wait()
             raise RouterStartError(f"the router did not start: {self._last_line()}") from error
-        log.info("router serves %s pid=%d", address, self._child.pid)
+        self._child = child
+        log.info("router serves %s pid=%d", address, child.pid)
         return address
 
     def _last_line(self) -> str:

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from types import MappingProxyType
 from typing import NoReturn, Protocol, cast
 
 import grpc
@@ -60,12 +61,15 @@ class ControlService(cluster_pb2_grpc.ControlServicer):
         watchers: Watchers,
         snapshot: Callable[[], cluster_pb2.ClusterSnapshot],
         on_targets: Callable[[], None],
+        routers: Mapping[str, Callable[[float], Awaitable[None]]] = MappingProxyType({}),
     ) -> None:
+        """`routers`: what restarts each, and is told how long the one before may drain."""
         self._membership = membership
         self._supervisor = supervisor
         self._watchers = watchers
         self._snapshot = snapshot
         self._on_targets = on_targets
+        self._routers = routers
 
     async def Watch(
         self, request: cluster_pb2.WatchRequest, context: object
@@ -111,6 +115,19 @@ class ControlService(cluster_pb2_grpc.ControlServicer):
         pool = self._membership.pools[member.role]
         stays = request.replace or request.replace_first
         self._set_target(member.role, pool.target if stays else max(0, pool.target - 1))
+        return self._snapshot()
+
+    async def RestartRouter(
+        self, request: cluster_pb2.RestartRouterRequest, context: object
+    ) -> cluster_pb2.ClusterSnapshot:
+        restart = self._routers.get(request.router_id)
+        if restart is None:
+            message = f"there is no router {request.router_id!r}"
+            await _abort(context, NotFound(message, reason="NO_ROUTER"))
+        try:
+            await restart(request.timeout_ms / 1000)
+        except PdserveError as error:
+            await _abort(context, error)
         return self._snapshot()
 
     def _set_target(self, role: Role, target: int) -> None:

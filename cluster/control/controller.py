@@ -75,8 +75,9 @@ class Controller:
         found = await asyncio.to_thread(running_workers, self._config.name)
         adopted = {what: partial(RayWorker, self._trust, actor=actor) for what, actor in found.items()}
         await self._supervisor.adopt(adopted, _ADOPTION_S)
+        routers = {f"router-{index}": guard.restart for index, guard in enumerate(self._routers)}
         service = ControlService(
-            self._membership, self._supervisor, self._watchers, self._snapshot, self._write_targets
+            self._membership, self._supervisor, self._watchers, self._snapshot, self._write_targets, routers
         )
         cluster_pb2_grpc.add_ControlServicer_to_server(service, self._server)
         port = listen(self._server, f"{LOOPBACK}:0", self._trust)

@@ -54,6 +54,8 @@ def ray_environment(folder: Path) -> dict[str, str]:
         # No idle Python process for each logical CPU.
         "RAY_prestart_worker_first_driver": "0",
         "RAY_enable_worker_prestart": "0",
+        # Where Ray's head process dies, its others would end a minute later; ours serve without it.
+        "RAY_gcs_rpc_server_reconnect_timeout_s": str(30 * 86400),
         # Ray gives its workers a low priority by default: right for batches, wrong for serving.
         "RAY_worker_niceness": "0",
         # Pools are sized by the configuration; Ray shall not kill one because the machine is full.

@@ -18,6 +18,8 @@ _LOOK_EVERY_S = 0.2
 _AWAY_S = 60.0
 # A new controller does not know of what the one before it was asked.
 _ASK_AGAIN_S = 10.0
+# What a router's predecessor has for its requests, if nothing is said.
+_ROUTER_DRAIN_S = 300.0
 # The others end by themselves, or are new.
 _SERVING = (WorkerState.READY, WorkerState.UNHEALTHY)
 
@@ -27,6 +29,14 @@ Pools = Annotated[
 Limit = Annotated[
     float | None,
     typer.Option("--timeout", metavar="SECONDS", help="How long each may drain. Default: no limit."),
+]
+Routers = Annotated[
+    bool,
+    typer.Option(
+        "--router",
+        metavar="",
+        help="Put new processes in the routers' places, instead of the workers'; with POOL: besides.",
+    ),
 ]
 Surge = Annotated[
     bool,
@@ -42,6 +52,7 @@ def restart(
     pools: Pools = None,
     timeout: Limit = None,
     surge: Surge = True,
+    router: Routers = False,
 ) -> None:
     """Replace the workers of the pools by new ones, one at a time. No request is lost.
 
@@ -51,19 +62,23 @@ def restart(
     Examples:
         pdserve restart
         pdserve restart decode --timeout 30
+        pdserve restart --router
     """
     rolling = Rolling(surge, timeout)
     try:
-        asyncio.run(_restart(choice.target(), rolling, pools or []))
+        asyncio.run(_restart(choice.target(), rolling, pools or [], router))
     except KeyboardInterrupt:
         err.print(f"interrupted: {rolling.told()}")
         raise typer.Exit(INTERRUPTED) from None
     out.print(f"[green]{rolling.told()}[/]")
 
 
-async def _restart(target: Target, rolling: Rolling, names: list[str]) -> None:
+async def _restart(target: Target, rolling: Rolling, names: list[str], routers: bool) -> None:
     async with target.client() as client:
-        await rolling.run(client, names)
+        if names or not routers:
+            await rolling.run(client, names)
+        if routers:
+            await rolling.run_routers(client)
 
 
 class Rolling:
@@ -75,9 +90,10 @@ class Rolling:
         self._num_done = 0
         self._num_workers = 0
         self._current: str | None = None
+        self._what = "workers"
 
     def told(self) -> str:
-        done = f"{self._num_done} of {self._num_workers} workers are new"
+        done = f"{self._num_done} of {self._num_workers} {self._what} are new"
         if self._current is None:
             return done
         return f"{done}; {self._current} is still being replaced in the background, see pdserve status"
@@ -92,6 +108,21 @@ class Rolling:
         for worker in workers:
             self._current = worker.id
             await self._replace(client, worker, steps)
+            self._num_done += 1
+        self._current = None
+
+    async def run_routers(self, client: Client) -> None:
+        """One after the other. Whoever is connected is asked to connect again. Raises PdserveError."""
+        routers = (await _patiently(client)).routers
+        if self._num_workers:
+            out.print(self.told())
+        self._what, self._num_done, self._num_workers = "routers", 0, len(routers)
+        for each in routers:
+            self._current = each.id
+            limit = _ROUTER_DRAIN_S if self._drain_timeout_s is None else self._drain_timeout_s
+            after = await client.restart_router(each.id, drain_timeout_s=limit, timeout=90.0)
+            who = f"{each.id} at {each.grpc}{_pid_of(after, each.id)}"
+            out.print(f"{who} is new; the one before has {limit:g} s for what it does")
             self._num_done += 1
         self._current = None
 
@@ -135,6 +166,11 @@ def _may_be_asked(pool: Pool, worker: Worker) -> bool:
 def _is_forgotten(pool: Pool, asked_at: float) -> bool:
     """Nothing happens any more, and should."""
     return _is_whole(pool) and time.monotonic() - asked_at > _ASK_AGAIN_S
+
+
+def _pid_of(cluster: Cluster, router_id: str) -> str:
+    pids = [router.pid for router in cluster.routers if router.id == router_id and router.pid]
+    return f" (pid {pids[0]})" if pids else ""
 
 
 async def _patiently(client: Client) -> Cluster:

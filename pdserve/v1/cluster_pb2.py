@@ -24,17 +24,17 @@ _sym_db = _symbol_database.Default()
 
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x18pdserve/v1/cluster.proto\x12\npdserve.v1\"!\n\x0cWatchRequest\x12\x11\n\trouter_id\x18\x01 \x01(\t\"\x13\n\x11GetClusterRequest\"B\n\x10ScalePoolRequest\x12\x1e\n\x04role\x18\x01 \x01(\x0e\x32\x10.pdserve.v1.Role\x12\x0e\n\x06target\x18\x02 \x01(\r\"c\n\x12\x44rainWorkerRequest\x12\x11\n\tworker_id\x18\x01 \x01(\t\x12\x0f\n\x07replace\x18\x02 \x01(\x08\x12\x12\n\ntimeout_ms\x18\x03 \x01(\r\x12\x15\n\rreplace_first\x18\x04 \x01(\x08\"\xf7\x01\n\x0f\x43lusterSnapshot\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x0f\n\x07version\x18\x02 \x01(\x04\x12\r\n\x05model\x18\x03 \x01(\t\x12%\n\x05pools\x18\x04 \x03(\x0b\x32\x16.pdserve.v1.PoolStatus\x12\x13\n\x0brouter_grpc\x18\x05 \x01(\t\x12\x13\n\x0brouter_http\x18\x06 \x01(\t\x12&\n\x06router\x18\x07 \x01(\x0b\x32\x16.pdserve.v1.RouterLoad\x12)\n\x07routers\x18\x08 \x03(\x0b\x32\x18.pdserve.v1.RouterStatus\x12\x12\n\nrouter_tls\x18\t \x01(\x08\"S\n\x0cRouterStatus\x12\n\n\x02id\x18\x01 \x01(\t\x12\x0c\n\x04grpc\x18\x02 \x01(\t\x12\x0c\n\x04http\x18\x03 \x01(\t\x12\x0e\n\x06\x64\x65tail\x18\x04 \x01(\t\x12\x0b\n\x03pid\x18\x05 \x01(\r\"\xe8\x01\n\nRouterLoad\x12\x13\n\x0bnum_running\x18\x01 \x01(\r\x12\x13\n\x0bnum_waiting\x18\x02 \x01(\r\x12\x11\n\twindow_ms\x18\x03 \x01(\r\x12\x14\n\x0cnum_finished\x18\x04 \x01(\r\x12\x1b\n\x13prompt_tokens_per_s\x18\x05 \x01(\x01\x12\x1b\n\x13output_tokens_per_s\x18\x06 \x01(\x01\x12&\n\x07ttft_ms\x18\x07 \x01(\x0b\x32\x15.pdserve.v1.Quantiles\x12%\n\x06itl_ms\x18\x08 \x01(\x0b\x32\x15.pdserve.v1.Quantiles\"4\n\tQuantiles\x12\r\n\x05\x63ount\x18\x01 \x01(\r\x12\x0b\n\x03p50\x18\x02 \x01(\x01\x12\x0b\n\x03p99\x18\x03 \x01(\x01\"\x85\x01\n\nPoolStatus\x12\x1e\n\x04role\x18\x01 \x01(\x0e\x32\x10.pdserve.v1.Role\x12\x0e\n\x06target\x18\x02 \x01(\r\x12)\n\x07workers\x18\x03 \x03(\x0b\x32\x18.pdserve.v1.WorkerStatus\x12\x1c\n\x14unrecoverable_reason\x18\x04 \x01(\t\"\xe0\x03\n\x0cWorkerStatus\x12\n\n\x02id\x18\x01 \x01(\t\x12\x13\n\x0binstance_id\x18\x02 \x01(\t\x12\x1e\n\x04role\x18\x03 \x01(\x0e\x32\x10.pdserve.v1.Role\x12&\n\x05state\x18\x04 \x01(\x0e\x32\x17.pdserve.v1.WorkerState\x12\x0e\n\x06\x64\x65tail\x18\x05 \x01(\t\x12\x0f\n\x07\x61\x64\x64ress\x18\x06 \x01(\t\x12\x0b\n\x03pid\x18\x07 \x01(\r\x12\x0c\n\x04node\x18\x08 \x01(\t\x12\x0e\n\x06\x64\x65vice\x18\t \x01(\t\x12(\n\x06limits\x18\n \x01(\x0b\x32\x18.pdserve.v1.WorkerLimits\x12$\n\x04load\x18\x0b \x01(\x0b\x32\x16.pdserve.v1.WorkerLoad\x12,\n\x08\x63ounters\x18\x0c \x01(\x0b\x32\x1a.pdserve.v1.WorkerCounters\x12&\n\tkv_routes\x18\r \x03(\x0b\x32\x13.pdserve.v1.KVRoute\x12+\n\x0bquarantines\x18\x0e \x03(\x0b\x32\x16.pdserve.v1.Quarantine\x12\x0f\n\x07kernels\x18\x0f \x01(\t\x12\x13\n\x0bspeculation\x18\x10 \x01(\t\x12\"\n\x06vitals\x18\x11 \x01(\x0b\x32\x12.pdserve.v1.Vitals\"o\n\x06Vitals\x12\x10\n\x08progress\x18\x01 \x01(\x04\x12\x12\n\nis_working\x18\x02 \x01(\x08\x12\x14\n\x0cis_compiling\x18\x03 \x01(\x08\x12\x0f\n\x07step_ms\x18\x04 \x01(\x01\x12\x18\n\x10heartbeat_age_ms\x18\x05 \x01(\r\"D\n\nQuarantine\x12\x12\n\nsender_pid\x18\x01 \x01(\r\x12\x12\n\nnum_blocks\x18\x02 \x01(\r\x12\x0e\n\x06\x61ge_ms\x18\x03 \x01(\r\"1\n\x07KVRoute\x12\x13\n\x0binstance_id\x18\x01 \x01(\t\x12\x11\n\ttransport\x18\x02 \x01(\t\"\xc0\x01\n\x0cWorkerLimits\x12\x15\n\rmax_model_len\x18\x01 \x01(\r\x12\x12\n\nblock_size\x18\x02 \x01(\r\x12\x14\n\x0cmax_num_seqs\x18\x03 \x01(\r\x12\x17\n\x0fkv_blocks_total\x18\x04 \x01(\r\x12\x1b\n\x13max_sequence_tokens\x18\x05 \x01(\r\x12$\n\x06layout\x18\x06 \x01(\x0b\x32\x14.pdserve.v1.KVLayout\x12\x13\n\x0bnum_threads\x18\x07 \x01(\r\"\x84\x01\n\x08KVLayout\x12\x12\n\nnum_layers\x18\x01 \x01(\r\x12\x14\n\x0cnum_kv_heads\x18\x02 \x01(\r\x12\x10\n\x08head_dim\x18\x03 \x01(\r\x12\x12\n\nblock_size\x18\x04 \x01(\r\x12\r\n\x05\x64type\x18\x05 \x01(\t\x12\x19\n\x11model_fingerprint\x18\x06 \x01(\t\"\xd4\x01\n\nWorkerLoad\x12\x13\n\x0bnum_running\x18\x01 \x01(\r\x12\x13\n\x0bnum_waiting\x18\x02 \x01(\r\x12\x1c\n\x14queued_prompt_tokens\x18\x03 \x01(\x04\x12\x16\n\x0ekv_blocks_free\x18\x04 \x01(\r\x12\x16\n\x0ekv_blocks_used\x18\x05 \x01(\r\x12\x18\n\x10num_reservations\x18\x06 \x01(\r\x12\x15\n\rnum_transfers\x18\x07 \x01(\r\x12\x1d\n\x15kv_blocks_quarantined\x18\x08 \x01(\r\"\xa2\x02\n\x0eWorkerCounters\x12\x18\n\x10tokens_prefilled\x18\x01 \x01(\x04\x12\x16\n\x0etokens_decoded\x18\x02 \x01(\x04\x12\x15\n\rkv_bytes_sent\x18\x03 \x01(\x04\x12\x19\n\x11kv_bytes_received\x18\x04 \x01(\x04\x12\x17\n\x0fnum_preemptions\x18\x05 \x01(\x04\x12\x1a\n\x12num_expired_leases\x18\x06 \x01(\x04\x12\x11\n\trss_bytes\x18\x07 \x01(\x04\x12\x14\n\x0c\x64raft_tokens\x18\x08 \x01(\x04\x12\x1d\n\x15\x61\x63\x63\x65pted_draft_tokens\x18\t \x01(\x04\x12/\n\ttransfers\x18\n \x03(\x0b\x32\x1c.pdserve.v1.TransferCounters\"\xbd\x01\n\x10TransferCounters\x12\x11\n\ttransport\x18\x01 \x01(\t\x12\x15\n\rnum_transfers\x18\x02 \x01(\x04\x12\x11\n\tnum_bytes\x18\x03 \x01(\x04\x12\x13\n\x0btransfer_ms\x18\x04 \x01(\x01\x12\x14\n\x0chidden_bytes\x18\x05 \x01(\x04\x12\x13\n\x0bnum_started\x18\x06 \x01(\x04\x12\x13\n\x0bhandover_ms\x18\x07 \x01(\x01\x12\x17\n\x0f\x64\x65\x63ode_start_ms\x18\x08 \x01(\x01*S\n\x04Role\x12\x14\n\x10ROLE_UNSPECIFIED\x10\x00\x12\x10\n\x0cROLE_PREFILL\x10\x01\x12\x0f\n\x0bROLE_DECODE\x10\x02\x12\x12\n\x0eROLE_COLOCATED\x10\x03*\xc6\x01\n\x0bWorkerState\x12\x1c\n\x18WORKER_STATE_UNSPECIFIED\x10\x00\x12\x19\n\x15WORKER_STATE_STARTING\x10\x01\x12\x16\n\x12WORKER_STATE_READY\x10\x02\x12\x1a\n\x16WORKER_STATE_UNHEALTHY\x10\x03\x12\x19\n\x15WORKER_STATE_DRAINING\x10\x04\x12\x18\n\x14WORKER_STATE_STOPPED\x10\x05\x12\x15\n\x11WORKER_STATE_DEAD\x10\x06\x32\xe5\x01\n\x05\x41\x64min\x12H\n\nGetCluster\x12\x1d.pdserve.v1.GetClusterRequest\x1a\x1b.pdserve.v1.ClusterSnapshot\x12\x46\n\tScalePool\x12\x1c.pdserve.v1.ScalePoolRequest\x1a\x1b.pdserve.v1.ClusterSnapshot\x12J\n\x0b\x44rainWorker\x12\x1e.pdserve.v1.DrainWorkerRequest\x1a\x1b.pdserve.v1.ClusterSnapshot2\xa9\x02\n\x07\x43ontrol\x12@\n\x05Watch\x12\x18.pdserve.v1.WatchRequest\x1a\x1b.pdserve.v1.ClusterSnapshot0\x01\x12H\n\nGetCluster\x12\x1d.pdserve.v1.GetClusterRequest\x1a\x1b.pdserve.v1.ClusterSnapshot\x12\x46\n\tScalePool\x12\x1c.pdserve.v1.ScalePoolRequest\x1a\x1b.pdserve.v1.ClusterSnapshot\x12J\n\x0b\x44rainWorker\x12\x1e.pdserve.v1.DrainWorkerRequest\x1a\x1b.pdserve.v1.ClusterSnapshotb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x18pdserve/v1/cluster.proto\x12\npdserve.v1\"!\n\x0cWatchRequest\x12\x11\n\trouter_id\x18\x01 \x01(\t\"\x13\n\x11GetClusterRequest\"B\n\x10ScalePoolRequest\x12\x1e\n\x04role\x18\x01 \x01(\x0e\x32\x10.pdserve.v1.Role\x12\x0e\n\x06target\x18\x02 \x01(\r\"c\n\x12\x44rainWorkerRequest\x12\x11\n\tworker_id\x18\x01 \x01(\t\x12\x0f\n\x07replace\x18\x02 \x01(\x08\x12\x12\n\ntimeout_ms\x18\x03 \x01(\r\x12\x15\n\rreplace_first\x18\x04 \x01(\x08\"=\n\x14RestartRouterRequest\x12\x11\n\trouter_id\x18\x01 \x01(\t\x12\x12\n\ntimeout_ms\x18\x02 \x01(\r\"\xf7\x01\n\x0f\x43lusterSnapshot\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x0f\n\x07version\x18\x02 \x01(\x04\x12\r\n\x05model\x18\x03 \x01(\t\x12%\n\x05pools\x18\x04 \x03(\x0b\x32\x16.pdserve.v1.PoolStatus\x12\x13\n\x0brouter_grpc\x18\x05 \x01(\t\x12\x13\n\x0brouter_http\x18\x06 \x01(\t\x12&\n\x06router\x18\x07 \x01(\x0b\x32\x16.pdserve.v1.RouterLoad\x12)\n\x07routers\x18\x08 \x03(\x0b\x32\x18.pdserve.v1.RouterStatus\x12\x12\n\nrouter_tls\x18\t \x01(\x08\"S\n\x0cRouterStatus\x12\n\n\x02id\x18\x01 \x01(\t\x12\x0c\n\x04grpc\x18\x02 \x01(\t\x12\x0c\n\x04http\x18\x03 \x01(\t\x12\x0e\n\x06\x64\x65tail\x18\x04 \x01(\t\x12\x0b\n\x03pid\x18\x05 \x01(\r\"\xe8\x01\n\nRouterLoad\x12\x13\n\x0bnum_running\x18\x01 \x01(\r\x12\x13\n\x0bnum_waiting\x18\x02 \x01(\r\x12\x11\n\twindow_ms\x18\x03 \x01(\r\x12\x14\n\x0cnum_finished\x18\x04 \x01(\r\x12\x1b\n\x13prompt_tokens_per_s\x18\x05 \x01(\x01\x12\x1b\n\x13output_tokens_per_s\x18\x06 \x01(\x01\x12&\n\x07ttft_ms\x18\x07 \x01(\x0b\x32\x15.pdserve.v1.Quantiles\x12%\n\x06itl_ms\x18\x08 \x01(\x0b\x32\x15.pdserve.v1.Quantiles\"4\n\tQuantiles\x12\r\n\x05\x63ount\x18\x01 \x01(\r\x12\x0b\n\x03p50\x18\x02 \x01(\x01\x12\x0b\n\x03p99\x18\x03 \x01(\x01\"\x85\x01\n\nPoolStatus\x12\x1e\n\x04role\x18\x01 \x01(\x0e\x32\x10.pdserve.v1.Role\x12\x0e\n\x06target\x18\x02 \x01(\r\x12)\n\x07workers\x18\x03 \x03(\x0b\x32\x18.pdserve.v1.WorkerStatus\x12\x1c\n\x14unrecoverable_reason\x18\x04 \x01(\t\"\xe0\x03\n\x0cWorkerStatus\x12\n\n\x02id\x18\x01 \x01(\t\x12\x13\n\x0binstance_id\x18\x02 \x01(\t\x12\x1e\n\x04role\x18\x03 \x01(\x0e\x32\x10.pdserve.v1.Role\x12&\n\x05state\x18\x04 \x01(\x0e\x32\x17.pdserve.v1.WorkerState\x12\x0e\n\x06\x64\x65tail\x18\x05 \x01(\t\x12\x0f\n\x07\x61\x64\x64ress\x18\x06 \x01(\t\x12\x0b\n\x03pid\x18\x07 \x01(\r\x12\x0c\n\x04node\x18\x08 \x01(\t\x12\x0e\n\x06\x64\x65vice\x18\t \x01(\t\x12(\n\x06limits\x18\n \x01(\x0b\x32\x18.pdserve.v1.WorkerLimits\x12$\n\x04load\x18\x0b \x01(\x0b\x32\x16.pdserve.v1.WorkerLoad\x12,\n\x08\x63ounters\x18\x0c \x01(\x0b\x32\x1a.pdserve.v1.WorkerCounters\x12&\n\tkv_routes\x18\r \x03(\x0b\x32\x13.pdserve.v1.KVRoute\x12+\n\x0bquarantines\x18\x0e \x03(\x0b\x32\x16.pdserve.v1.Quarantine\x12\x0f\n\x07kernels\x18\x0f \x01(\t\x12\x13\n\x0bspeculation\x18\x10 \x01(\t\x12\"\n\x06vitals\x18\x11 \x01(\x0b\x32\x12.pdserve.v1.Vitals\"o\n\x06Vitals\x12\x10\n\x08progress\x18\x01 \x01(\x04\x12\x12\n\nis_working\x18\x02 \x01(\x08\x12\x14\n\x0cis_compiling\x18\x03 \x01(\x08\x12\x0f\n\x07step_ms\x18\x04 \x01(\x01\x12\x18\n\x10heartbeat_age_ms\x18\x05 \x01(\r\"D\n\nQuarantine\x12\x12\n\nsender_pid\x18\x01 \x01(\r\x12\x12\n\nnum_blocks\x18\x02 \x01(\r\x12\x0e\n\x06\x61ge_ms\x18\x03 \x01(\r\"1\n\x07KVRoute\x12\x13\n\x0binstance_id\x18\x01 \x01(\t\x12\x11\n\ttransport\x18\x02 \x01(\t\"\xc0\x01\n\x0cWorkerLimits\x12\x15\n\rmax_model_len\x18\x01 \x01(\r\x12\x12\n\nblock_size\x18\x02 \x01(\r\x12\x14\n\x0cmax_num_seqs\x18\x03 \x01(\r\x12\x17\n\x0fkv_blocks_total\x18\x04 \x01(\r\x12\x1b\n\x13max_sequence_tokens\x18\x05 \x01(\r\x12$\n\x06layout\x18\x06 \x01(\x0b\x32\x14.pdserve.v1.KVLayout\x12\x13\n\x0bnum_threads\x18\x07 \x01(\r\"\x84\x01\n\x08KVLayout\x12\x12\n\nnum_layers\x18\x01 \x01(\r\x12\x14\n\x0cnum_kv_heads\x18\x02 \x01(\r\x12\x10\n\x08head_dim\x18\x03 \x01(\r\x12\x12\n\nblock_size\x18\x04 \x01(\r\x12\r\n\x05\x64type\x18\x05 \x01(\t\x12\x19\n\x11model_fingerprint\x18\x06 \x01(\t\"\xd4\x01\n\nWorkerLoad\x12\x13\n\x0bnum_running\x18\x01 \x01(\r\x12\x13\n\x0bnum_waiting\x18\x02 \x01(\r\x12\x1c\n\x14queued_prompt_tokens\x18\x03 \x01(\x04\x12\x16\n\x0ekv_blocks_free\x18\x04 \x01(\r\x12\x16\n\x0ekv_blocks_used\x18\x05 \x01(\r\x12\x18\n\x10num_reservations\x18\x06 \x01(\r\x12\x15\n\rnum_transfers\x18\x07 \x01(\r\x12\x1d\n\x15kv_blocks_quarantined\x18\x08 \x01(\r\"\xa2\x02\n\x0eWorkerCounters\x12\x18\n\x10tokens_prefilled\x18\x01 \x01(\x04\x12\x16\n\x0etokens_decoded\x18\x02 \x01(\x04\x12\x15\n\rkv_bytes_sent\x18\x03 \x01(\x04\x12\x19\n\x11kv_bytes_received\x18\x04 \x01(\x04\x12\x17\n\x0fnum_preemptions\x18\x05 \x01(\x04\x12\x1a\n\x12num_expired_leases\x18\x06 \x01(\x04\x12\x11\n\trss_bytes\x18\x07 \x01(\x04\x12\x14\n\x0c\x64raft_tokens\x18\x08 \x01(\x04\x12\x1d\n\x15\x61\x63\x63\x65pted_draft_tokens\x18\t \x01(\x04\x12/\n\ttransfers\x18\n \x03(\x0b\x32\x1c.pdserve.v1.TransferCounters\"\xbd\x01\n\x10TransferCounters\x12\x11\n\ttransport\x18\x01 \x01(\t\x12\x15\n\rnum_transfers\x18\x02 \x01(\x04\x12\x11\n\tnum_bytes\x18\x03 \x01(\x04\x12\x13\n\x0btransfer_ms\x18\x04 \x01(\x01\x12\x14\n\x0chidden_bytes\x18\x05 \x01(\x04\x12\x13\n\x0bnum_started\x18\x06 \x01(\x04\x12\x13\n\x0bhandover_ms\x18\x07 \x01(\x01\x12\x17\n\x0f\x64\x65\x63ode_start_ms\x18\x08 \x01(\x01*S\n\x04Role\x12\x14\n\x10ROLE_UNSPECIFIED\x10\x00\x12\x10\n\x0cROLE_PREFILL\x10\x01\x12\x0f\n\x0bROLE_DECODE\x10\x02\x12\x12\n\x0eROLE_COLOCATED\x10\x03*\xc6\x01\n\x0bWorkerState\x12\x1c\n\x18WORKER_STATE_UNSPECIFIED\x10\x00\x12\x19\n\x15WORKER_STATE_STARTING\x10\x01\x12\x16\n\x12WORKER_STATE_READY\x10\x02\x12\x1a\n\x16WORKER_STATE_UNHEALTHY\x10\x03\x12\x19\n\x15WORKER_STATE_DRAINING\x10\x04\x12\x18\n\x14WORKER_STATE_STOPPED\x10\x05\x12\x15\n\x11WORKER_STATE_DEAD\x10\x06\x32\xb5\x02\n\x05\x41\x64min\x12H\n\nGetCluster\x12\x1d.pdserve.v1.GetClusterRequest\x1a\x1b.pdserve.v1.ClusterSnapshot\x12\x46\n\tScalePool\x12\x1c.pdserve.v1.ScalePoolRequest\x1a\x1b.pdserve.v1.ClusterSnapshot\x12J\n\x0b\x44rainWorker\x12\x1e.pdserve.v1.DrainWorkerRequest\x1a\x1b.pdserve.v1.ClusterSnapshot\x12N\n\rRestartRouter\x12 .pdserve.v1.RestartRouterRequest\x1a\x1b.pdserve.v1.ClusterSnapshot2\xf9\x02\n\x07\x43ontrol\x12@\n\x05Watch\x12\x18.pdserve.v1.WatchRequest\x1a\x1b.pdserve.v1.ClusterSnapshot0\x01\x12H\n\nGetCluster\x12\x1d.pdserve.v1.GetClusterRequest\x1a\x1b.pdserve.v1.ClusterSnapshot\x12\x46\n\tScalePool\x12\x1c.pdserve.v1.ScalePoolRequest\x1a\x1b.pdserve.v1.ClusterSnapshot\x12J\n\x0b\x44rainWorker\x12\x1e.pdserve.v1.DrainWorkerRequest\x1a\x1b.pdserve.v1.ClusterSnapshot\x12N\n\rRestartRouter\x12 .pdserve.v1.RestartRouterRequest\x1a\x1b.pdserve.v1.ClusterSnapshotb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
 _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'pdserve.v1.cluster_pb2', _globals)
 if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
-  _globals['_ROLE']._serialized_start=2772
-  _globals['_ROLE']._serialized_end=2855
-  _globals['_WORKERSTATE']._serialized_start=2858
-  _globals['_WORKERSTATE']._serialized_end=3056
+  _globals['_ROLE']._serialized_start=2835
+  _globals['_ROLE']._serialized_end=2918
+  _globals['_WORKERSTATE']._serialized_start=2921
+  _globals['_WORKERSTATE']._serialized_end=3119
   _globals['_WATCHREQUEST']._serialized_start=40
   _globals['_WATCHREQUEST']._serialized_end=73
   _globals['_GETCLUSTERREQUEST']._serialized_start=75
@@ -43,36 +43,38 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_SCALEPOOLREQUEST']._serialized_end=162
   _globals['_DRAINWORKERREQUEST']._serialized_start=164
   _globals['_DRAINWORKERREQUEST']._serialized_end=263
-  _globals['_CLUSTERSNAPSHOT']._serialized_start=266
-  _globals['_CLUSTERSNAPSHOT']._serialized_end=513
-  _globals['_ROUTERSTATUS']._serialized_start=515
-  _globals['_ROUTERSTATUS']._serialized_end=598
-  _globals['_ROUTERLOAD']._serialized_start=601
-  _globals['_ROUTERLOAD']._serialized_end=833
-  _globals['_QUANTILES']._serialized_start=835
-  _globals['_QUANTILES']._serialized_end=887
-  _globals['_POOLSTATUS']._serialized_start=890
-  _globals['_POOLSTATUS']._serialized_end=1023
-  _globals['_WORKERSTATUS']._serialized_start=1026
-  _globals['_WORKERSTATUS']._serialized_end=1506
-  _globals['_VITALS']._serialized_start=1508
-  _globals['_VITALS']._serialized_end=1619
-  _globals['_QUARANTINE']._serialized_start=1621
-  _globals['_QUARANTINE']._serialized_end=1689
-  _globals['_KVROUTE']._serialized_start=1691
-  _globals['_KVROUTE']._serialized_end=1740
-  _globals['_WORKERLIMITS']._serialized_start=1743
-  _globals['_WORKERLIMITS']._serialized_end=1935
-  _globals['_KVLAYOUT']._serialized_start=1938
-  _globals['_KVLAYOUT']._serialized_end=2070
-  _globals['_WORKERLOAD']._serialized_start=2073
-  _globals['_WORKERLOAD']._serialized_end=2285
-  _globals['_WORKERCOUNTERS']._serialized_start=2288
-  _globals['_WORKERCOUNTERS']._serialized_end=2578
-  _globals['_TRANSFERCOUNTERS']._serialized_start=2581
-  _globals['_TRANSFERCOUNTERS']._serialized_end=2770
-  _globals['_ADMIN']._serialized_start=3059
-  _globals['_ADMIN']._serialized_end=3288
-  _globals['_CONTROL']._serialized_start=3291
-  _globals['_CONTROL']._serialized_end=3588
+  _globals['_RESTARTROUTERREQUEST']._serialized_start=265
+  _globals['_RESTARTROUTERREQUEST']._serialized_end=326
+  _globals['_CLUSTERSNAPSHOT']._serialized_start=329
+  _globals['_CLUSTERSNAPSHOT']._serialized_end=576
+  _globals['_ROUTERSTATUS']._serialized_start=578
+  _globals['_ROUTERSTATUS']._serialized_end=661
+  _globals['_ROUTERLOAD']._serialized_start=664
+  _globals['_ROUTERLOAD']._serialized_end=896
+  _globals['_QUANTILES']._serialized_start=898
+  _globals['_QUANTILES']._serialized_end=950
+  _globals['_POOLSTATUS']._serialized_start=953
+  _globals['_POOLSTATUS']._serialized_end=1086
+  _globals['_WORKERSTATUS']._serialized_start=1089
+  _globals['_WORKERSTATUS']._serialized_end=1569
+  _globals['_VITALS']._serialized_start=1571
+  _globals['_VITALS']._serialized_end=1682
+  _globals['_QUARANTINE']._serialized_start=1684
+  _globals['_QUARANTINE']._serialized_end=1752
+  _globals['_KVROUTE']._serialized_start=1754
+  _globals['_KVROUTE']._serialized_end=1803
+  _globals['_WORKERLIMITS']._serialized_start=1806
+  _globals['_WORKERLIMITS']._serialized_end=1998
+  _globals['_KVLAYOUT']._serialized_start=2001
+  _globals['_KVLAYOUT']._serialized_end=2133
+  _globals['_WORKERLOAD']._serialized_start=2136
+  _globals['_WORKERLOAD']._serialized_end=2348
+  _globals['_WORKERCOUNTERS']._serialized_start=2351
+  _globals['_WORKERCOUNTERS']._serialized_end=2641
+  _globals['_TRANSFERCOUNTERS']._serialized_start=2644
+  _globals['_TRANSFERCOUNTERS']._serialized_end=2833
+  _globals['_ADMIN']._serialized_start=3122
+  _globals['_ADMIN']._serialized_end=3431
+  _globals['_CONTROL']._serialized_start=3434
+  _globals['_CONTROL']._serialized_end=3811
 # @@protoc_insertion_point(module_scope)

@@ -65,6 +65,14 @@ class DrainWorkerRequest(_message.Message):
     replace_first: bool
     def __init__(self, worker_id: _Optional[str] = ..., replace: _Optional[bool] = ..., timeout_ms: _Optional[int] = ..., replace_first: _Optional[bool] = ...) -> None: ...
 
+class RestartRouterRequest(_message.Message):
+    __slots__ = ("router_id", "timeout_ms")
+    ROUTER_ID_FIELD_NUMBER: _ClassVar[int]
+    TIMEOUT_MS_FIELD_NUMBER: _ClassVar[int]
+    router_id: str
+    timeout_ms: int
+    def __init__(self, router_id: _Optional[str] = ..., timeout_ms: _Optional[int] = ...) -> None: ...
+
 class ClusterSnapshot(_message.Message):
     __slots__ = ("name", "version", "model", "pools", "router_grpc", "router_http", "router", "routers", "router_tls")
     NAME_FIELD_NUMBER: _ClassVar[int]

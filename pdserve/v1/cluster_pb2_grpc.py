@@ -49,6 +49,11 @@ class AdminStub:
                 request_serializer=pdserve_dot_v1_dot_cluster__pb2.DrainWorkerRequest.SerializeToString,
                 response_deserializer=pdserve_dot_v1_dot_cluster__pb2.ClusterSnapshot.FromString,
                 _registered_method=True)
+        self.RestartRouter = channel.unary_unary(
+                '/pdserve.v1.Admin/RestartRouter',
+                request_serializer=pdserve_dot_v1_dot_cluster__pb2.RestartRouterRequest.SerializeToString,
+                response_deserializer=pdserve_dot_v1_dot_cluster__pb2.ClusterSnapshot.FromString,
+                _registered_method=True)
 
 
 class AdminServicer:
@@ -72,6 +77,13 @@ class AdminServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def RestartRouter(self, request, context):
+        """Another process takes a router's ports over, and then the one before it ends what it has.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
 
 def add_AdminServicer_to_server(servicer, server):
     rpc_method_handlers = {
@@ -88,6 +100,11 @@ def add_AdminServicer_to_server(servicer, server):
             'DrainWorker': grpc.unary_unary_rpc_method_handler(
                     servicer.DrainWorker,
                     request_deserializer=pdserve_dot_v1_dot_cluster__pb2.DrainWorkerRequest.FromString,
+                    response_serializer=pdserve_dot_v1_dot_cluster__pb2.ClusterSnapshot.SerializeToString,
+            ),
+            'RestartRouter': grpc.unary_unary_rpc_method_handler(
+                    servicer.RestartRouter,
+                    request_deserializer=pdserve_dot_v1_dot_cluster__pb2.RestartRouterRequest.FromString,
                     response_serializer=pdserve_dot_v1_dot_cluster__pb2.ClusterSnapshot.SerializeToString,
             ),
     }
@@ -182,6 +199,33 @@ class Admin:
             metadata,
             _registered_method=True)
 
+    @staticmethod
+    def RestartRouter(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/pdserve.v1.Admin/RestartRouter',
+            pdserve_dot_v1_dot_cluster__pb2.RestartRouterRequest.SerializeToString,
+            pdserve_dot_v1_dot_cluster__pb2.ClusterSnapshot.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
 
 class ControlStub:
     """Missing associated documentation comment in .proto file."""
@@ -210,6 +254,11 @@ class ControlStub:
         self.DrainWorker = channel.unary_unary(
                 '/pdserve.v1.Control/DrainWorker',
                 request_serializer=pdserve_dot_v1_dot_cluster__pb2.DrainWorkerRequest.SerializeToString,
+                response_deserializer=pdserve_dot_v1_dot_cluster__pb2.ClusterSnapshot.FromString,
+                _registered_method=True)
+        self.RestartRouter = channel.unary_unary(
+                '/pdserve.v1.Control/RestartRouter',
+                request_serializer=pdserve_dot_v1_dot_cluster__pb2.RestartRouterRequest.SerializeToString,
                 response_deserializer=pdserve_dot_v1_dot_cluster__pb2.ClusterSnapshot.FromString,
                 _registered_method=True)
 
@@ -242,6 +291,12 @@ class ControlServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def RestartRouter(self, request, context):
+        """Missing associated documentation comment in .proto file."""
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
 
 def add_ControlServicer_to_server(servicer, server):
     rpc_method_handlers = {
@@ -263,6 +318,11 @@ def add_ControlServicer_to_server(servicer, server):
             'DrainWorker': grpc.unary_unary_rpc_method_handler(
                     servicer.DrainWorker,
                     request_deserializer=pdserve_dot_v1_dot_cluster__pb2.DrainWorkerRequest.FromString,
+                    response_serializer=pdserve_dot_v1_dot_cluster__pb2.ClusterSnapshot.SerializeToString,
+            ),
+            'RestartRouter': grpc.unary_unary_rpc_method_handler(
+                    servicer.RestartRouter,
+                    request_deserializer=pdserve_dot_v1_dot_cluster__pb2.RestartRouterRequest.FromString,
                     response_serializer=pdserve_dot_v1_dot_cluster__pb2.ClusterSnapshot.SerializeToString,
             ),
     }
@@ -373,6 +433,33 @@ class Control:
             target,
             '/pdserve.v1.Control/DrainWorker',
             pdserve_dot_v1_dot_cluster__pb2.DrainWorkerRequest.SerializeToString,
+            pdserve_dot_v1_dot_cluster__pb2.ClusterSnapshot.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def RestartRouter(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/pdserve.v1.Control/RestartRouter',
+            pdserve_dot_v1_dot_cluster__pb2.RestartRouterRequest.SerializeToString,
             pdserve_dot_v1_dot_cluster__pb2.ClusterSnapshot.FromString,
             options,
             channel_credentials,

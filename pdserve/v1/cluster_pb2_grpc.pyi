@@ -36,6 +36,8 @@ class AdminStub:
     GetCluster: _grpc.UnaryUnaryMultiCallable[_cluster_pb2.GetClusterRequest, _cluster_pb2.ClusterSnapshot]
     ScalePool: _grpc.UnaryUnaryMultiCallable[_cluster_pb2.ScalePoolRequest, _cluster_pb2.ClusterSnapshot]
     DrainWorker: _grpc.UnaryUnaryMultiCallable[_cluster_pb2.DrainWorkerRequest, _cluster_pb2.ClusterSnapshot]
+    RestartRouter: _grpc.UnaryUnaryMultiCallable[_cluster_pb2.RestartRouterRequest, _cluster_pb2.ClusterSnapshot]
+    """Another process takes a router's ports over, and then the one before it ends what it has."""
 
 @_typing.type_check_only
 class AdminAsyncStub(AdminStub):
@@ -43,6 +45,8 @@ class AdminAsyncStub(AdminStub):
     GetCluster: _aio.UnaryUnaryMultiCallable[_cluster_pb2.GetClusterRequest, _cluster_pb2.ClusterSnapshot]  # type: ignore[assignment]
     ScalePool: _aio.UnaryUnaryMultiCallable[_cluster_pb2.ScalePoolRequest, _cluster_pb2.ClusterSnapshot]  # type: ignore[assignment]
     DrainWorker: _aio.UnaryUnaryMultiCallable[_cluster_pb2.DrainWorkerRequest, _cluster_pb2.ClusterSnapshot]  # type: ignore[assignment]
+    RestartRouter: _aio.UnaryUnaryMultiCallable[_cluster_pb2.RestartRouterRequest, _cluster_pb2.ClusterSnapshot]  # type: ignore[assignment]
+    """Another process takes a router's ports over, and then the one before it ends what it has."""
 
 class AdminServicer(metaclass=_abc_1.ABCMeta):
     @_abc_1.abstractmethod
@@ -66,6 +70,14 @@ class AdminServicer(metaclass=_abc_1.ABCMeta):
         context: _ServicerContext,
     ) -> _typing.Union[_cluster_pb2.ClusterSnapshot, _abc.Awaitable[_cluster_pb2.ClusterSnapshot]]: ...
 
+    @_abc_1.abstractmethod
+    def RestartRouter(
+        self,
+        request: _cluster_pb2.RestartRouterRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_cluster_pb2.ClusterSnapshot, _abc.Awaitable[_cluster_pb2.ClusterSnapshot]]:
+        """Another process takes a router's ports over, and then the one before it ends what it has."""
+
 def add_AdminServicer_to_server(servicer: AdminServicer, server: _typing.Union[_grpc.Server, _aio.Server]) -> None: ...
 
 class ControlStub:
@@ -78,6 +90,7 @@ class ControlStub:
     GetCluster: _grpc.UnaryUnaryMultiCallable[_cluster_pb2.GetClusterRequest, _cluster_pb2.ClusterSnapshot]
     ScalePool: _grpc.UnaryUnaryMultiCallable[_cluster_pb2.ScalePoolRequest, _cluster_pb2.ClusterSnapshot]
     DrainWorker: _grpc.UnaryUnaryMultiCallable[_cluster_pb2.DrainWorkerRequest, _cluster_pb2.ClusterSnapshot]
+    RestartRouter: _grpc.UnaryUnaryMultiCallable[_cluster_pb2.RestartRouterRequest, _cluster_pb2.ClusterSnapshot]
 
 @_typing.type_check_only
 class ControlAsyncStub(ControlStub):
@@ -87,6 +100,7 @@ class ControlAsyncStub(ControlStub):
     GetCluster: _aio.UnaryUnaryMultiCallable[_cluster_pb2.GetClusterRequest, _cluster_pb2.ClusterSnapshot]  # type: ignore[assignment]
     ScalePool: _aio.UnaryUnaryMultiCallable[_cluster_pb2.ScalePoolRequest, _cluster_pb2.ClusterSnapshot]  # type: ignore[assignment]
     DrainWorker: _aio.UnaryUnaryMultiCallable[_cluster_pb2.DrainWorkerRequest, _cluster_pb2.ClusterSnapshot]  # type: ignore[assignment]
+    RestartRouter: _aio.UnaryUnaryMultiCallable[_cluster_pb2.RestartRouterRequest, _cluster_pb2.ClusterSnapshot]  # type: ignore[assignment]
 
 class ControlServicer(metaclass=_abc_1.ABCMeta):
     @_abc_1.abstractmethod
@@ -115,6 +129,13 @@ class ControlServicer(metaclass=_abc_1.ABCMeta):
     def DrainWorker(
         self,
         request: _cluster_pb2.DrainWorkerRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_cluster_pb2.ClusterSnapshot, _abc.Awaitable[_cluster_pb2.ClusterSnapshot]]: ...
+
+    @_abc_1.abstractmethod
+    def RestartRouter(
+        self,
+        request: _cluster_pb2.RestartRouterRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_cluster_pb2.ClusterSnapshot, _abc.Awaitable[_cluster_pb2.ClusterSnapshot]]: ...
 

@@ -24,8 +24,10 @@ from trust.trust import Trust
 
 logger = logging.getLogger(__name__)
 
-# The controller answers each call at once.
-_TIMEOUT_S = 10.0
+# The controller answers each call at once …
+ANSWER_TIMEOUT_S = 10.0
+# … but those that start something.
+START_TIMEOUT_S = 60.0
 
 _CHANNEL_OPTIONS = (
     ("grpc.max_receive_message_length", -1),
@@ -62,15 +64,18 @@ class ControlLink:
             self._open(address)
             if before is not None:
                 # Calls that are still on the way to one that is gone end by themselves.
-                await before.close(_TIMEOUT_S)
+                await before.close(ANSWER_TIMEOUT_S)
         return self._found()
 
     async def ask(
-        self, method: Callable[[cluster_pb2_grpc.ControlAsyncStub], Answer], message: Message
+        self,
+        method: Callable[[cluster_pb2_grpc.ControlAsyncStub], Answer],
+        message: Message,
+        timeout_s: float = ANSWER_TIMEOUT_S,
     ) -> cluster_pb2.ClusterSnapshot:
         """Raises PdserveError."""
         try:
-            return await method(self._found())(message, timeout=_TIMEOUT_S)
+            return await method(self._found())(message, timeout=timeout_s)
         except grpc.aio.AioRpcError as failure:
             error = from_rpc_error(failure)
             if isinstance(error, Unavailable | DeadlineExceeded):

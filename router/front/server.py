@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import os
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -13,7 +14,7 @@ from typing_extensions import Self
 
 from router.access.gate import Gate
 from router.access.tls import grpc_credentials
-from router.bind import CannotBind, unix_target
+from router.bind import CannotBind, refuse_taken, stop_listening, unix_target
 from router.front.guard import Guard
 from router.front.service import AdminService, GenerationService
 from router.http.server import HttpServer
@@ -23,19 +24,24 @@ from router.router import Router
 _MIN_MESSAGE_LIMIT_BYTES = 16 << 20
 _OPTIONS = (
     ("grpc.max_send_message_length", -1),
-    # Two routers on one port would each get some of the clients.
-    ("grpc.so_reuseport", 0),
+    ("grpc.so_reuseport", 1),
     ("grpc.http2.min_ping_interval_without_data_ms", 5000),
     ("grpc.keepalive_permit_without_calls", 1),
 )
+# For a connection's first call to come after it.
+_JUST_COME_S = 1.0
 _HEALTH_NAMES = ("", GenerationService.NAME)
 
 
 class RouterServer:
-    """`async with RouterServer(router)`: serves from entering to leaving; `drain` first to leave gently."""
+    """`async with RouterServer(router)`: serves from entering to leaving; `drain` first to leave gently.
 
-    def __init__(self, router: Router) -> None:
+    `is_beside`: its addresses are another router's still, whose place it takes.
+    """
+
+    def __init__(self, router: Router, is_beside: bool = False) -> None:
         self.router = router
+        self._is_beside = is_beside
         self.address = ""
         self._http: HttpServer | None = None
         self._health = health.aio.HealthServicer()  # type: ignore[attr-defined]
@@ -56,6 +62,8 @@ class RouterServer:
     async def __aenter__(self) -> Self:
         config = self.router.config
         try:
+            for address in config.addresses().values() if not self._is_beside else ():
+                refuse_taken(address)
             self.address = self._bind(config.grpc)
             if config.local_socket is not None:
                 self._local = self._made(())
@@ -100,6 +108,14 @@ class RouterServer:
         """None: not served."""
         return self._http.address if self._http is not None else None
 
+    async def step_aside(self) -> None:
+        """New connections go to the successor that listens beside; who has just come is heard here still.
+
+        A gRPC server that is told to stop cancels calls that it has not begun: then there shall be none.
+        """
+        stop_listening(self.address)
+        await asyncio.sleep(_JUST_COME_S)
+
     async def drain(self, grace_s: float) -> None:
         """New calls are refused; those in flight may take so long."""
         await self._health.enter_graceful_shutdown()
@@ -131,8 +147,11 @@ class RouterServer:
 
 
 def _bind_locally(server: grpc.aio.Server, path: Path) -> None:
+    """gRPC removes what it has bound when it ends, and by then the path may be a successor's."""
+    own = path.with_name(f"{path.name}.{os.getpid()}")
     try:
-        server.add_insecure_port(unix_target(path))
-        path.chmod(0o600)
+        server.add_insecure_port(unix_target(own))
+        own.chmod(0o600)
+        own.replace(path)
     except (RuntimeError, OSError) as error:
         raise CannotBind(f"cannot serve gRPC at {path}: {error}") from error

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from observability.origin import TraceContext, trace_of
 from pdserve.v1 import cluster_pb2, cluster_pb2_grpc, generation_pb2
 from router.deadline import Deadline
-from router.fleet.control import Answer
+from router.fleet.control import ANSWER_TIMEOUT_S, START_TIMEOUT_S, Answer
 from router.front import wire
 from router.outputs import Delta, Finished, Output, Started
 from router.router import Router
@@ -89,6 +89,9 @@ class AdminService:
             "GetCluster": _proxied(router, cluster_pb2.GetClusterRequest, lambda to: to.GetCluster),
             "ScalePool": _proxied(router, cluster_pb2.ScalePoolRequest, lambda to: to.ScalePool),
             "DrainWorker": _proxied(router, cluster_pb2.DrainWorkerRequest, lambda to: to.DrainWorker),
+            "RestartRouter": _proxied(
+                router, cluster_pb2.RestartRouterRequest, lambda to: to.RestartRouter, START_TIMEOUT_S
+            ),
         }
 
     def handlers(self) -> wire.Handlers:
@@ -96,12 +99,15 @@ class AdminService:
 
 
 def _proxied(
-    router: Router, kind: type[wire.M], method: Callable[[cluster_pb2_grpc.ControlAsyncStub], Answer]
+    router: Router,
+    kind: type[wire.M],
+    method: Callable[[cluster_pb2_grpc.ControlAsyncStub], Answer],
+    timeout_s: float = ANSWER_TIMEOUT_S,
 ) -> wire.Handler:
     async def answer(
         message: wire.M, context: wire.Context[wire.M, cluster_pb2.ClusterSnapshot]
     ) -> cluster_pb2.ClusterSnapshot:
-        return await router.ask_controller(method, message)
+        return await router.ask_controller(method, message, timeout_s)
 
     return wire.unary(kind, answer)
 

@@ -99,6 +99,7 @@ def _bind(address: str) -> socket.socket:
     bound = socket.socket(family, socket.SOCK_STREAM, socket.IPPROTO_TCP)
     try:
         bound.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        bound.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
         bound.bind((host, int(port)))
         bound.listen(_BACKLOG)
     except (OSError, ValueError, OverflowError) as error:

@@ -198,6 +198,25 @@ def test_a_rolling_restart_under_load_loses_no_request(running: Running) -> None
     asyncio.run(scenario())
 
 
+@pytest.mark.full
+def test_a_restarted_router_ends_what_it_has_and_another_serves_at_its_ports(running: Running) -> None:
+    async def scenario() -> None:
+        async with Client(running.address) as client:
+            (before,) = (await client.get_cluster(timeout=10)).routers
+            asked = asyncio.ensure_future(_ask_for_long(client, 1))
+            await _until(running.address, lambda now: _num_running(now) > 0)
+            told = await asyncio.to_thread(running.commands.succeed, "restart", "--router")
+            assert "1 of 1 routers are new" in told
+            ended = await asked
+            assert ended.finished is not None
+            assert ended.finished.num_resumes == 0
+        async with Client(running.address) as client:
+            await _until(running.address, lambda now: now.routers[0].pid not in (None, before.pid))
+
+    asyncio.run(scenario())
+    assert "Paris" in running.commands.succeed("generate", "--chat", QUESTION)
+
+
 async def _keep_asking(address: str, number: int, stop: asyncio.Event) -> int:
     """Any error of any request fails the test."""
     num_answers = 0

@@ -13,6 +13,7 @@ from pathlib import Path
 from observability.config import LogLevel, ObservabilityConfig
 from pdserve.client import Client
 from router.config import RouterConfig
+from tests.cluster.commands import free_port
 from tests.integration.http.raw import get
 from tests.integration.router.harness import Cluster, running
 from tests.scripted_workers import expected
@@ -37,10 +38,11 @@ async def process(
     *head: str,
     http: str | None = None,
     log_level: LogLevel = LogLevel.WARNING,
+    **settings: object,
 ) -> AsyncIterator[asyncio.subprocess.Process]:
     path = folder / "router.json"
     logs = ObservabilityConfig(log_level=log_level)
-    update = {"router_id": "router-1", "http": http, "observability": logs}
+    update = {"router_id": "router-1", "http": http, "observability": logs, **settings}
     config = cluster.router.config.model_copy(update=update)
     path.write_text(config.model_dump_json())
     assert RouterConfig.model_validate_json(path.read_bytes()) == config
@@ -116,6 +118,38 @@ async def test_on_sigterm_requests_in_flight_may_finish(cluster: Cluster, tmp_pa
                 child.send_signal(signal.SIGTERM)
         assert tuple(ids) == expected([1, 2], 1, 30)
         assert await asyncio.wait_for(child.wait(), 10) == 0
+
+
+async def test_another_process_takes_a_routers_ports_over_and_the_one_before_ends_what_it_has(
+    cluster: Cluster, tmp_path: Path
+) -> None:
+    cluster.d.step_s = 0.02
+    port, http = free_port(), f"127.0.0.1:{free_port()}"
+    ports = {"grpc": f"127.0.0.1:{port}", "local_socket": tmp_path / "router.sock"}
+    for name in ("before", "after"):
+        (tmp_path / name).mkdir()
+    async with process(cluster, tmp_path / "before", http=http, **ports) as before:
+        address = await address_of(before)
+        async with Client(address) as client:
+            stream = client.generate_stream([1, 2], max_tokens=60, seed=1)
+            ids: list[int] = []
+            how = ("-m", "router", "--beside")
+            async with process(cluster, tmp_path / "after", *how, http=http, **ports) as after:
+                async for event in stream:
+                    ids.extend(getattr(event, "token_ids", ()))
+                    if len(ids) == 5:
+                        assert await address_of(after) == address
+                        assert before.stdin is not None
+                        before.stdin.write(b"drain 30\n")
+                        answers = await asyncio.gather(*(generate_when_ready(address) for _ in range(5)))
+                        assert set(answers) == {answers[0]}
+                        assert (await get(http, "/live")).status == 200
+                # On the same connection, with the same router.
+                assert tuple(ids) == expected([1, 2], 1, 60)
+                assert await asyncio.wait_for(before.wait(), 20) == 0
+                assert len(await generate_when_ready(address)) == 5
+                # Its end has not taken the new one's socket along.
+                assert len(await generate_when_ready(f"unix:{tmp_path / 'router.sock'}")) == 5
 
 
 async def complaint_of(folder: Path, settings: dict[str, object]) -> str:

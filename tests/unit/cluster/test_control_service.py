@@ -15,7 +15,7 @@ from cluster.control.membership import WorkerState
 from cluster.control.snapshot import cluster_snapshot
 from pdserve.v1 import cluster_pb2 as pb
 from pdserve.v1.cluster_pb2_grpc import ControlStub, add_ControlServicer_to_server
-from pdserve.v1.errors import FailedPrecondition, InvalidArgument, NotFound, from_rpc_error
+from pdserve.v1.errors import FailedPrecondition, InvalidArgument, NotFound, Unavailable, from_rpc_error
 from tests.unit.cluster.harness import Cluster, config, started
 from worker.identity import Role
 
@@ -27,6 +27,12 @@ class Served:
     cluster: Cluster
     stub: ControlStub
     saved_targets: list[int] = field(default_factory=list)
+    drained_routers_s: list[float] = field(default_factory=list)
+
+    async def restart_router(self, drain_s: float) -> None:
+        if drain_s > 100:
+            raise Unavailable("router-0 stays: the port is taken", reason="CANNOT_START")
+        self.drained_routers_s.append(drain_s)
 
 
 @pytest_asyncio.fixture
@@ -50,6 +56,7 @@ async def served() -> AsyncIterator[Served]:
                 watchers,
                 lambda: cluster_snapshot(wanted, membership),
                 lambda: result.saved_targets.append(membership.pools[Role.DECODE].target),
+                {"router-0": result.restart_router},
             )
             add_ControlServicer_to_server(service, server)
             await server.start()
@@ -121,6 +128,19 @@ async def test_a_worker_that_is_replaced_first_takes_no_target_along(served: Ser
     # Its place is free again for the next one.
     await served.stub.DrainWorker(pb.DrainWorkerRequest(worker_id="decode-1", replace_first=True))
     await served.cluster.until({"prefill-0": S.READY, "decode-0": S.READY})
+
+
+async def test_a_router_is_restarted_by_its_id_or_not_at_all(served: Served) -> None:
+    await served.stub.RestartRouter(pb.RestartRouterRequest(router_id="router-0", timeout_ms=2500))
+    assert served.drained_routers_s == [2.5]
+    for wanted, kind in (
+        (pb.RestartRouterRequest(router_id="router-1", timeout_ms=1), NotFound),
+        (pb.RestartRouterRequest(router_id="router-0", timeout_ms=200_000), Unavailable),
+    ):
+        with pytest.raises(grpc.aio.AioRpcError) as caught:
+            await served.stub.RestartRouter(wanted)
+        assert isinstance(from_rpc_error(caught.value), kind)
+    assert served.drained_routers_s == [2.5]
 
 
 async def test_only_a_ready_worker_can_be_drained(served: Served) -> None:
