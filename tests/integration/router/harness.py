@@ -19,7 +19,7 @@ from tests.static_control import StaticControl
 from tests.trusted import TRUST_FILES
 
 
-async def until(condition: Callable[[], bool], timeout_s: float = 5.0) -> None:
+async def until(condition: Callable[[], bool], timeout_s: float = 30.0) -> None:
     """For what happens in other tasks and processes without a signal that a test could wait for."""
     deadline = asyncio.get_running_loop().time() + timeout_s
     while not condition():

@@ -106,7 +106,7 @@ async def test_decode_tokens_that_overtake_the_first_one_come_in_order(cluster: 
 
 
 @pytest.mark.parametrize("is_crash", [True, False])
-async def test_a_prefill_worker_that_raises_after_accepting_is_an_error_within_a_second(
+async def test_a_prefill_worker_that_raises_after_accepting_is_an_error_long_before_the_time_limit(
     cluster: Cluster, is_crash: bool
 ) -> None:
     cluster.p.crash = is_crash
@@ -114,7 +114,7 @@ async def test_a_prefill_worker_that_raises_after_accepting_is_an_error_within_a
     begin = time.monotonic()
     with pytest.raises(Internal if is_crash else Unavailable):
         await cluster.client.generate(PROMPT, max_tokens=10)
-    assert time.monotonic() - begin < 1
+    assert time.monotonic() - begin < 30
     await until(lambda: not cluster.d.reserved)
     # A bug is shown to one worker only, a loss is retried.
     assert cluster.p.num_prefills == (1 if is_crash else 4)

@@ -257,6 +257,6 @@ async def route(cluster: Cluster, transport: str = "grpc", **engine: object) -> 
     return Route(cluster.prefill_stub(prefill), await cluster.subscribe(decode))
 
 
-async def eventually(is_true: Callable[[], bool], timeout_s: float = 5.0) -> None:
+async def eventually(is_true: Callable[[], bool], timeout_s: float = 30.0) -> None:
     """For what other threads bring about."""
     assert await asyncio.to_thread(wait_until, is_true, timeout_s)
