@@ -14,10 +14,8 @@ from __future__ import annotations
 import argparse
 import asyncio
 import json
-import os
 import random
 import subprocess
-import sys
 import time
 from bisect import bisect_left, bisect_right
 from collections.abc import Iterator, Sequence
@@ -32,7 +30,7 @@ from cluster.state import cluster_folder
 from cluster.trusted import SECRET_FILE
 from pdserve import Client
 from pdserve.bench.arriving_kv import Order, Settings
-from pdserve.bench.child import running, tell_secret
+from pdserve.bench.child import trusted_child
 from pdserve.bench.own_cluster import own_cluster
 from pdserve.bench.transfer_ends import TRANSPORTS
 from pdserve.client import Delta, Finished, Role
@@ -77,29 +75,8 @@ class Arriving:
 
 @contextmanager
 def arriving(settings: Settings, secret: Secret) -> Iterator[Arriving]:
-    with running(lambda: _start(settings, secret), _end) as process:
+    with trusted_child("pdserve.bench.arriving_kv", settings.dump(), secret) as process:
         yield Arriving(process)
-
-
-def _start(settings: Settings, secret: Secret) -> subprocess.Popen[str]:
-    process = subprocess.Popen(
-        [sys.executable, "-m", "pdserve.bench.arriving_kv", settings.dump()],
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        text=True,
-        env={**os.environ, "OMP_NUM_THREADS": "1"},
-        start_new_session=True,
-    )
-    tell_secret(process, secret)
-    return process
-
-
-def _end(process: subprocess.Popen[str]) -> None:
-    try:
-        process.communicate(timeout=20)
-    except subprocess.TimeoutExpired:
-        process.kill()
-        process.communicate()
 
 
 class Streams:

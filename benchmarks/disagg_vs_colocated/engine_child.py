@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import json
-import os
 import subprocess
-import sys
 import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -13,7 +11,7 @@ from pathlib import Path
 from typing import IO
 
 from benchmarks.disagg_vs_colocated.engine_process import Order, Settings
-from pdserve.bench.child import running
+from pdserve.bench.child import running, start_module
 from pdserve.bench.errors import BenchError
 
 _ROOT = Path(__file__).parents[2]
@@ -63,17 +61,8 @@ def engine_child(settings: Settings) -> Iterator[EngineChild]:
 
 
 def _start(settings: Settings, log: IO[bytes]) -> subprocess.Popen[str]:
-    """In a session of its own: Ctrl-C is ours to handle."""
-    return subprocess.Popen(
-        [sys.executable, "-m", "benchmarks.disagg_vs_colocated.engine_process", settings.dump()],
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        stderr=log,
-        text=True,
-        cwd=_ROOT,
-        env={**os.environ, "OMP_NUM_THREADS": "1"},
-        start_new_session=True,
-    )
+    module = "benchmarks.disagg_vs_colocated.engine_process"
+    return start_module(module, settings.dump(), stderr=log, folder=_ROOT)
 
 
 def _end(process: subprocess.Popen[str]) -> None:

@@ -145,11 +145,11 @@ def _serve(settings: Settings) -> Iterator[float]:
 
 def _give_way() -> None:
     """Before there are threads, which inherit it."""
-    if os.sched_getscheduler(0) == os.SCHED_OTHER:
-        os.nice(5)
-    else:
+    if os.sched_getscheduler(0) in (os.SCHED_FIFO, os.SCHED_RR):
         priority = os.sched_getparam(0).sched_priority
         os.sched_setparam(0, os.sched_param(max(1, priority - 1)))
+    else:
+        os.nice(5)
 
 
 def main() -> None:

@@ -2,12 +2,18 @@
 
 from __future__ import annotations
 
+import os
 import signal
 import subprocess
+import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from pathlib import Path
+from typing import IO
 
 from trust.secret import Secret
+
+_END_WITHIN_S = 20.0
 
 
 @contextmanager
@@ -25,7 +31,47 @@ def running(
             end(process)
 
 
-def tell_secret(process: subprocess.Popen[str], secret: Secret) -> None:
+@contextmanager
+def trusted_child(module: str, settings: str, secret: Secret) -> Iterator[subprocess.Popen[str]]:
+    """`python -m module settings`, which reads the secret first and ends when its stdin closes."""
+
+    def start() -> subprocess.Popen[str]:
+        process = start_module(module, settings)
+        _tell_secret(process, secret)
+        return process
+
+    with running(start, _end_by_itself) as process:
+        yield process
+
+
+def start_module(
+    module: str, settings: str, *, stderr: IO[bytes] | None = None, folder: Path | None = None
+) -> subprocess.Popen[str]:
+    """Spoken to by its stdin and stdout, on one thread; in a session of its own: Ctrl-C is ours to handle."""
+    return subprocess.Popen(
+        [sys.executable, "-m", module, settings],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=stderr,
+        text=True,
+        cwd=folder,
+        env={**os.environ, "OMP_NUM_THREADS": "1"},
+        start_new_session=True,
+    )
+
+
+def _end_by_itself(process: subprocess.Popen[str]) -> None:
+    """When its stdin closes, unless it hangs."""
+    try:
+        process.communicate(timeout=_END_WITHIN_S)
+    except subprocess.TimeoutExpired:
+        process.kill()
+        process.communicate()
+    except BrokenPipeError:
+        process.wait()
+
+
+def _tell_secret(process: subprocess.Popen[str], secret: Secret) -> None:
     """As the first line on its stdin: a command line can be read by others. Nothing, where it has ended."""
     if process.stdin is None:
         raise ValueError("its pipes are needed")

@@ -5,10 +5,7 @@ the same number of bytes by the bare medium.
 from __future__ import annotations
 
 import json
-import os
-import signal
 import subprocess
-import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, replace
@@ -18,7 +15,7 @@ from kv_transfer.layout import KVLayout
 from kv_transfer.send_queue import SenderConfig
 from kv_transfer.verify import Verify
 from pdserve.bench.bare import RECEIVERS, BareReceiver
-from pdserve.bench.child import running, tell_secret
+from pdserve.bench.child import trusted_child
 from pdserve.bench.errors import BenchError
 from pdserve.bench.sending_process import Settings
 from pdserve.bench.transfer_ends import ReceivingEnd
@@ -26,7 +23,6 @@ from trust.trust import Trust
 
 # Transfers of one size in a round, one after the other; bare ones likewise.
 NUM_IN_A_ROW = 3
-_END_WITHIN_S = 10.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,7 +108,8 @@ def raw_bench(
         layout=asdict(layout),
     )
     try:
-        with running(lambda: _start(settings, trust), _end) as process:
+        module = "pdserve.bench.sending_process"
+        with trusted_child(module, settings.dump(), trust.secret) as process:
             yield RawBench(end, bare, process, layout)
     finally:
         bare.stop()
@@ -148,28 +145,3 @@ def measure_raw(
         )
         for num_tokens, num_blocks in sizes.items()
     ]
-
-
-def _start(settings: Settings, trust: Trust) -> subprocess.Popen[str]:
-    """In a session of its own: Ctrl-C is ours to handle."""
-    process = subprocess.Popen(
-        [sys.executable, "-m", "pdserve.bench.sending_process", settings.dump()],
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        text=True,
-        env={**os.environ, "OMP_NUM_THREADS": "1"},
-        start_new_session=True,
-    )
-    tell_secret(process, trust.secret)
-    return process
-
-
-def _end(process: subprocess.Popen[str]) -> None:
-    """It ends by itself when its stdin closes, unless it hangs."""
-    try:
-        process.communicate(timeout=_END_WITHIN_S)
-    except subprocess.TimeoutExpired:
-        process.send_signal(signal.SIGKILL)
-        process.communicate()
-    except BrokenPipeError:
-        process.wait()
