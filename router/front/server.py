@@ -55,7 +55,8 @@ class RouterServer:
             ("grpc.max_concurrent_streams", router.config.max_streams_per_connection),
         )
         self._gate = Gate(router.config.api_keys)
-        self._server = self._made((Guard(self._gate),))
+        # An interceptor costs each call something.
+        self._server = self._made(() if router.config.api_keys is None else (Guard(self._gate),))
         # Where a key or a certificate has to be shown, this one wants neither.
         self._local: grpc.aio.Server | None = None
 
