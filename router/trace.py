@@ -14,10 +14,9 @@ from dataclasses import dataclass, field
 from observability.origin import Origin, TraceContext
 from observability.tracing import NO_SPAN, NO_TRACER, Attributes, Span, Tracer
 from pdserve.v1 import generation_pb2
-from pdserve.v1.errors import PdserveError
 from router.deadline import Deadline
 from router.events import LifetimeEvent
-from router.loss import AttemptLost
+from router.failure import FAILURES, failure_of
 from router.outputs import Finished, Output, Started
 
 
@@ -106,18 +105,8 @@ def ended(span: Span, deadline: Deadline | None = None) -> Iterator[None]:
     error: str | None = None
     try:
         yield
-    except PdserveError as failure:
-        error = failure.label
-        raise
-    except AttemptLost as loss:
-        error = loss.error.label
-        raise
-    except (asyncio.CancelledError, GeneratorExit):
-        is_late = deadline is not None and deadline.has_passed
-        error = "DEADLINE_EXCEEDED" if is_late else "CANCELLED"
-        raise
-    except Exception as bug:
-        error = type(bug).__name__
+    except FAILURES as raised:
+        error = failure_of(raised, deadline).label
         raise
     finally:
         span.end(error)

@@ -5,15 +5,14 @@ Of a request with n > 1 each sequence counts by itself, as with other servers.
 
 from __future__ import annotations
 
-import asyncio
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 
 from prometheus_client import CollectorRegistry
 
-from pdserve.v1.errors import PdserveError
 from router.deadline import Deadline
+from router.failure import FAILURES, failure_of
 from router.metrics.families import Counts, Felt, HandOvers, Phases
 from router.outputs import Delta, Finished, Output, Started, Timings
 
@@ -30,14 +29,8 @@ class RequestMetrics:
         """Around the whole of one request. What is raised inside is its failure; leaving early a cancel."""
         try:
             yield Measure(self)
-        except PdserveError as error:
-            self.counts.failed(error.code.name)
-            raise
-        except (asyncio.CancelledError, GeneratorExit):
-            self.counts.failed("DEADLINE_EXCEEDED" if deadline.has_passed else "CANCELLED")
-            raise
-        except Exception:
-            self.counts.failed("INTERNAL")
+        except FAILURES as error:
+            self.counts.failed(failure_of(error, deadline).code)
             raise
 
 
