@@ -6,7 +6,14 @@ import asyncio
 
 import pytest
 
-from pdserve.v1.errors import Aborted, Cancelled, DeadlineExceeded, PdserveError, Unavailable
+from pdserve.v1.errors import (
+    Aborted,
+    Cancelled,
+    DeadlineExceeded,
+    PdserveError,
+    ResourceExhausted,
+    Unavailable,
+)
 from router.deadline import Deadline
 from router.failure import FAILURES, Failure, failure_of
 from router.loss import AttemptLost, judge
