@@ -104,7 +104,7 @@ class Dispatcher:
         """On the first decode worker that has room, best placed first."""
         request = attempt.request
         for worker in self._placing.decode_candidates(attempt):
-            if await self._reserve_on(worker, attempt):
+            if worker.is_usable and await self._reserve_on(worker, attempt):
                 request.num_refusals = 0
                 _note_affinity(attempt)
                 request.move(RequestState.RESERVED)
@@ -119,13 +119,15 @@ class Dispatcher:
         call = worker_pb2.ReserveRequest(
             sequence=attempt.spec(), router_id=self._router_id, mode=_mode(worker, attempt)
         )
-        worker.decoding[key] = attempt.inbox  # tokens may come as soon as the worker has the sequence
-        worker.promises[key] = -(-attempt.num_tokens // max(1, worker.info.block_size))
+        # Tokens may come as soon as the worker has the sequence.
+        worker.holdings.decoding[key] = attempt.inbox
+        promises = worker.holdings.promises
+        promises[key] = -(-attempt.num_tokens // max(1, worker.info.block_size))
         hold = Hold(worker, key, attempt.inbox, worker.run(worker.reserve(call, attempt.metadata), "reserve"))
-        hold.reserving.add_done_callback(lambda _: worker.promises.pop(key, None))
+        hold.reserving.add_done_callback(lambda _: promises.pop(key, None))
         attempt.holds.append(hold)
         self._table.chosen(worker)
-        answer = await worker.answer_to(key, hold.reserving)
+        answer = await worker.holdings.answer_to(key, hold.reserving)
         if not isinstance(answer, PdserveError):
             attempt.decode_worker = worker
             attempt.reservation = answer.reservation
@@ -225,7 +227,7 @@ class Dispatcher:
         if attempt.prefill_task is not None:
             attempt.prefill_task.cancel()
         if attempt.prefill_worker is not None:
-            attempt.prefill_worker.discharge(attempt.key)
+            attempt.prefill_worker.holdings.discharge(attempt.key)
         while attempt.holds:
             self._releaser.release(attempt.holds.pop())
 
@@ -282,7 +284,7 @@ class Dispatcher:
         if self.admission.num_waiting > len(self._in_flight):
             problems.append(f"{self.admission.num_waiting} wait, {len(self._in_flight)} in flight")
         for worker in self._table.all():
-            for name, keys in worker.held().items():
+            for name, keys in worker.holdings.by_name().items():
                 for key in keys:
                     if key.transfer_id not in self._in_flight:
                         problems.append(f"{worker.info.id}: {name} of {key.transfer_id}")

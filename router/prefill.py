@@ -17,7 +17,7 @@ async def read_prefill(attempt: Attempt, worker: Worker) -> None:
     inbox = attempt.inbox
     request = worker_pb2.PrefillRequest(sequence=attempt.spec(), reservation=attempt.reservation)
     call = worker.prefill(request, attempt.metadata)
-    worker.prefilling[attempt.key] = inbox
+    worker.holdings.prefilling[attempt.key] = inbox
     try:
         is_whole = False
         async for response in call:
@@ -28,8 +28,8 @@ async def read_prefill(attempt: Attempt, worker: Worker) -> None:
         inbox.fail_prefill(_named(worker, from_rpc_error(error)))
     finally:
         call.cancel()
-        worker.prefilling.pop(attempt.key, None)
-        worker.discharge(attempt.key)
+        worker.holdings.prefilling.pop(attempt.key, None)
+        worker.holdings.discharge(attempt.key)
         inbox.prefill_ended()
 
 
@@ -39,7 +39,7 @@ def _take(attempt: Attempt, worker: Worker, response: worker_pb2.PrefillResponse
     if response.HasField("first_token"):
         first = response.first_token
         token = token_of(first.token)
-        worker.discharge(attempt.key)
+        worker.holdings.discharge(attempt.key)
         worker.note_load(first.load)
         request.tell(Moment.PREFILL_END, worker.info.id)
         attempt.inbox.put_prefill(token)

@@ -25,7 +25,7 @@ class Releaser:
 
     def release(self, hold: Hold) -> None:
         """At once for this router's books; the worker hears of it a little later."""
-        hold.worker.forget(hold.key)
+        hold.worker.holdings.forget(hold.key)
         if hold.inbox.decode_let_go:
             return
         self.num_pending += 1

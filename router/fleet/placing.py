@@ -24,7 +24,7 @@ class Placing:
         if instance_id is None:
             return False
         worker = self._table.get(instance_id)
-        worker.charges[attempt.key] = attempt.num_tokens
+        worker.holdings.charges[attempt.key] = attempt.num_tokens
         self._table.chosen(worker)
         attempt.prefill_worker = worker
         return True

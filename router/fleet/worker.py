@@ -10,8 +10,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Callable, Collection, Coroutine, Mapping
-from functools import partial
+from collections.abc import Callable, Coroutine
 from typing import TypeVar
 
 import grpc
@@ -19,11 +18,11 @@ import grpc
 from observability.origin import Metadata
 from pdserve.v1 import cluster_pb2, worker_pb2, worker_pb2_grpc
 from pdserve.v1.errors import Cancelled, PdserveError, Unavailable, from_code, from_rpc_error
+from router.fleet.holdings import Holdings, ReserveAnswer
 from router.fleet.pace import Pace
 from router.fleet.placement import DecodeView, PrefillView
 from router.fleet.vigil import Vigil, vitals_of
 from router.fleet.worker_info import LoadReport, Role, SequenceKey, WorkerInfo, WorkerState, load_of
-from router.inbox import Inbox
 from router.loss import LEAVES, STALLED, back_off_s, lost_or_left
 from router.tasks import Tasks
 from router.tokens import token_of
@@ -31,8 +30,6 @@ from trust.channels import open_aio_channel
 from trust.trust import Trust
 
 T = TypeVar("T")
-
-ReserveAnswer = worker_pb2.ReserveResponse | PdserveError
 
 logger = logging.getLogger(__name__)
 
@@ -76,12 +73,7 @@ class Worker:
         self.load: LoadReport | None = None
         self.last_chosen = 0
         self.is_gone = False
-        # Prompt tokens sent here for computing, by sequence; and blocks asked for without an answer yet.
-        self.charges: dict[SequenceKey, int] = {}
-        self.promises: dict[SequenceKey, int] = {}
-        # Sequences whose failure this worker's loss is.
-        self.prefilling: dict[SequenceKey, Inbox] = {}
-        self.decoding: dict[SequenceKey, Inbox] = {}
+        self.holdings = Holdings(on_change)
         self._router_id = router_id
         self._tasks = tasks
         self._on_change = on_change
@@ -92,8 +84,6 @@ class Worker:
         self._suspect_after_s = suspect_after_s
         self._vigil = Vigil()
         self.pace = Pace()
-        # Who waits for an answer to Reserve.
-        self._reserving: dict[SequenceKey, asyncio.Future[ReserveAnswer]] = {}
         self._connected = asyncio.Event()
         self._is_subscribed = False
         self._calls: set[asyncio.Task[object]] = set()
@@ -129,48 +119,25 @@ class Worker:
 
     @property
     def is_idle(self) -> bool:
-        return not self._calls and not any(self.held().values())
-
-    # What this router has out here.
-
-    @property
-    def outstanding_tokens(self) -> int:
-        return sum(self.charges.values())
-
-    def held(self) -> Mapping[str, Collection[SequenceKey]]:
-        return {
-            "prompt tokens": self.charges,
-            "blocks asked for": self.promises,
-            "prefill": self.prefilling,
-            "decoding": self.decoding,
-        }
-
-    def discharge(self, key: SequenceKey) -> None:
-        if self.charges.pop(key, None) is not None:
-            self._on_change()
-
-    def forget(self, key: SequenceKey) -> None:
-        """Tokens of this attempt that still come are for nobody."""
-        if self.decoding.pop(key, None) is not None:
-            self._on_change()
+        return not self._calls and not any(self.holdings.by_name().values())
 
     def prefill_view(self) -> PrefillView:
         """What others were said to have there is forgotten soon: where no news comes, it would be true for
         ever, and a cancelled prompt of this router may be among it."""
-        out = self.outstanding_tokens
+        out = self.holdings.outstanding_tokens
         is_fresh = time.monotonic() - self._reported_at < _REPORT_HOLDS_S
         queued = out + (self._others_tokens if is_fresh else 0)
         return PrefillView(self.info.instance_id, out, queued, self.last_chosen)
 
     def decode_view(self) -> DecodeView:
         """Nothing reported yet: it is new, so all its blocks are free."""
-        load = self.load
+        load, promises = self.load, self.holdings.promises
         free = self.info.kv_blocks_total if load is None else load.kv_blocks_free
         busy = 0 if load is None else load.num_running + load.num_waiting + load.num_reservations
         return DecodeView(
             self.info.instance_id,
-            free - sum(self.promises.values()),
-            busy + len(self.promises),
+            free - sum(promises.values()),
+            busy + len(promises),
             self.last_chosen,
         )
 
@@ -178,15 +145,13 @@ class Worker:
         """A worker's own report. Prompt tokens beyond those of this router are another router's."""
         before, self.load = self.load, load_of(message)
         self._reported_at = time.monotonic()
-        self._others_tokens = max(0, self.load.queued_prompt_tokens - self.outstanding_tokens)
+        self._others_tokens = max(0, self.load.queued_prompt_tokens - self.holdings.outstanding_tokens)
         if before is None or self.load.has_more_room_than(before):
             self._on_room()
 
     # Calls.
 
-    async def reserve(
-        self, request: worker_pb2.ReserveRequest, metadata: Metadata
-    ) -> worker_pb2.ReserveResponse | PdserveError:
+    async def reserve(self, request: worker_pb2.ReserveRequest, metadata: Metadata) -> ReserveAnswer:
         """The error is a value: whoever asked may be gone, and the answer must still be looked at."""
         try:
             response: worker_pb2.ReserveResponse = await self._decode.Reserve(
@@ -196,16 +161,6 @@ class Worker:
             return from_rpc_error(error)
         self.note_load(response.load)
         return response
-
-    async def answer_to(self, key: SequenceKey, call: asyncio.Task[ReserveAnswer]) -> ReserveAnswer:
-        """What Reserve said, or as soon as this worker is lost, that. The call goes on, whoever waits."""
-        waiting: asyncio.Future[ReserveAnswer] = asyncio.get_running_loop().create_future()
-        self._reserving[key] = waiting
-        call.add_done_callback(partial(_hand_on, waiting))
-        try:
-            return await waiting
-        finally:
-            del self._reserving[key]
 
     async def release(self, key: SequenceKey) -> None:
         """Raises PdserveError."""
@@ -246,19 +201,18 @@ class Worker:
         self.is_gone = True
         error = Unavailable(f"worker {self.info.id} {reason}", reason="WORKER_LOST")
         self._lose_decoding(error)
-        self._lose_prefills(error)
+        self.holdings.lose_prefills(error)
         for task in self._loops:
             task.cancel()
 
     def move(self, why: str) -> None:
         """What this router has here goes on elsewhere, and what still comes from here is for nobody."""
-        inboxes = (*self.decoding.values(), *self.prefilling.values())
-        if not self._reserving and all(inbox.has_failed or inbox.decode_let_go for inbox in inboxes):
+        if not self.holdings.can_move:
             return
         error = Unavailable(f"worker {self.info.id} {why}", reason=STALLED)
         logger.warning("worker=%s %s: its streams go on elsewhere", self.info.id, why)
-        self._fail_decoding(error)
-        self._lose_prefills(error)
+        self.holdings.lose_decoding(error)
+        self.holdings.lose_prefills(error)
 
     def passed(self, elapsed_s: float) -> None:
         """Time, for its silence to be measured."""
@@ -273,24 +227,8 @@ class Worker:
 
     def _lose_decoding(self, error: PdserveError) -> None:
         self._is_subscribed = False
-        self._fail_decoding(error)
+        self.holdings.lose_decoding(error)
         self._on_change()
-
-    def _fail_decoding(self, error: PdserveError) -> None:
-        """One that only asks for room is not lost: it asks the next."""
-        for key, inbox in tuple(self.decoding.items()):
-            if key not in self._reserving:
-                inbox.fail_decode(error)
-        self._answer_reserving(error)
-
-    def _answer_reserving(self, error: PdserveError) -> None:
-        for waiting in self._reserving.values():
-            if not waiting.done():
-                waiting.set_result(error)
-
-    def _lose_prefills(self, error: PdserveError) -> None:
-        for inbox in tuple(self.prefilling.values()):
-            inbox.fail_prefill(error)
 
     # Its loops.
 
@@ -304,8 +242,8 @@ class Worker:
                 # A server that ends lets go of the connection first, and may leave late calls unanswered.
                 reason = LEAVES if self.state is WorkerState.DRAINING else "WORKER_LOST"
                 error = Unavailable(f"worker {self.info.id} is not connected", reason=reason)
-                self._answer_reserving(error)
-                self._lose_prefills(error)
+                self.holdings.answer_reserving(error)
+                self.holdings.lose_prefills(error)
             self._on_room()
             await self._channel.wait_for_state_change(state)
 
@@ -342,30 +280,20 @@ class Worker:
             await asyncio.sleep(back_off_s(num_failures, base_s=0.1))
 
     def _on_step(self, step: worker_pb2.StepOutput) -> None:
+        decoding = self.holdings.decoding
         if not self._is_subscribed:
             self._is_subscribed = True
             self._on_room()
         for token in step.tokens:
             key = SequenceKey(token.transfer_id, token.epoch)
-            self.discharge(key)
+            self.holdings.discharge(key)
             # None: an attempt that was given up; its Release is on the way.
-            if (inbox := self.decoding.get(key)) is not None:
+            if (inbox := decoding.get(key)) is not None:
                 inbox.put_decode(token_of(token))
         for failed in step.failed:
-            if (inbox := self.decoding.get(SequenceKey(failed.transfer_id, failed.epoch))) is not None:
+            if (inbox := decoding.get(SequenceKey(failed.transfer_id, failed.epoch))) is not None:
                 told = f"worker {self.info.id}: {failed.message}"
                 error = from_code(failed.code, told, failed.reason or None)
                 inbox.fail_decode(error, let_go=True)
         if step.HasField("load"):
             self.note_load(step.load)
-
-
-def _hand_on(waiting: asyncio.Future[ReserveAnswer], call: asyncio.Task[ReserveAnswer]) -> None:
-    if waiting.done():
-        return
-    if call.cancelled():
-        waiting.cancel()
-    elif (bug := call.exception()) is not None:
-        waiting.set_exception(bug)
-    else:
-        waiting.set_result(call.result())

@@ -133,10 +133,8 @@ class WorkerTable:
         """Off workers that may not live, to others. Where there is none they stay, and wait."""
         for instance_id in tuple(self._suspects):
             worker = self._workers.get(instance_id)
-            if worker is None or not (worker.decoding or worker.prefilling):
-                continue
-            why = worker.suspicion
-            if why is not None and self.usable(worker.info.role):
+            why = worker.suspicion if worker is not None else None
+            if worker is not None and why is not None and self.usable(worker.info.role):
                 worker.move(why)
 
     def _changed(self) -> None:

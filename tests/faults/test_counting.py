@@ -42,8 +42,8 @@ def assert_all_zero(serves: Serving) -> None:
     )
     assert serves.router._codec._num_long_texts == 0
     for worker in serves.router.table.all():
-        assert not any(worker.held().values())
-        assert worker.outstanding_tokens == 0
+        assert not any(worker.holdings.by_name().values())
+        assert worker.holdings.outstanding_tokens == 0
 
 
 async def every_way_out(client: Client, number: int, dice: random.Random) -> Generation:

@@ -42,7 +42,7 @@ async def test_a_stopped_workers_streams_go_on_elsewhere(model_dir: Path) -> Non
                 if isinstance(event, Delta):
                     seen.extend(event.token_ids)
                 if len(seen) == 5:
-                    busy = next(worker for worker in cluster.router.table.all() if worker.decoding)
+                    busy = next(worker for worker in cluster.router.table.all() if worker.holdings.decoding)
                     (child,) = (c for c, s in children if s.instance_id == busy.info.instance_id)
                     child.send_signal(signal.SIGSTOP)
             assert tuple(seen) == expected([1, 2], 1, 40)
