@@ -5,10 +5,14 @@ from __future__ import annotations
 
 import asyncio
 import signal
+from collections.abc import AsyncIterator, Callable
+from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
+import pytest_asyncio
 
+from pdserve.client import Client
 from router.events import LifetimeEvent, Moment
 from tests.faults.fleet import Fleet, fleet
 from tests.integration.router.harness import until
@@ -76,28 +80,57 @@ async def test_a_request_that_loses_a_worker_in_the_middle_of_its_transfer_goes_
             reference.assert_follows(prompt(100, number), again.token_ids)
 
 
+@dataclass
+class Standing:
+    """A fleet that several tests use, one after the other; `blow` is told each event."""
+
+    cluster: Fleet
+    client: Client
+    blow: Callable[[LifetimeEvent], None]
+
+    async def be_whole(self) -> None:
+        """Also after a test that failed half way."""
+        for name, process in list(self.cluster.workers.items()):
+            if process.process.returncode is not None:
+                await self.cluster.bury(name)
+        await self.cluster.launch({role: max(0, 2 - len(self.cluster.of(role))) for role in BOTH})
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def standing(folder: Path, request: pytest.FixtureRequest) -> AsyncIterator[Standing]:
+    async with fleet(folder, request.param, dict.fromkeys(BOTH, 2)) as (cluster, client):
+        made = Standing(cluster, client, lambda _: None)
+        cluster.router.on_event(lambda event: made.blow(event))
+        yield made
+
+
 @pytest.mark.full
+@pytest.mark.asyncio(loop_scope="module")
 @pytest.mark.parametrize("moment", STATES)
 @pytest.mark.parametrize("role", BOTH)
-@pytest.mark.parametrize("transport", NUM_KILLS)
+@pytest.mark.parametrize("standing", NUM_KILLS, indirect=True, scope="module")
 async def test_ten_kills_at_each_moment_change_no_token_and_leave_nothing(
-    folder: Path, reference: Reference, transport: str, role: Role, moment: Moment
+    reference: Reference, standing: Standing, role: Role, moment: Moment, request: pytest.FixtureRequest
 ) -> None:
-    async with fleet(folder, transport, two_of(role)) as (cluster, client):
-        killed: list[str] = []
+    cluster, client = standing.cluster, standing.client
+    await standing.be_whole()
+    killed: list[str] = []
 
-        def kill(event: LifetimeEvent) -> None:
-            if event.moment is moment and not killed:
-                victim = cluster.used.get(role, cluster.of(role)[0])
-                killed.append(victim if victim in cluster.workers else cluster.of(role)[0])
-                cluster.workers[killed[0]].send(signal.SIGKILL)
+    def kill(event: LifetimeEvent) -> None:
+        if event.moment is moment and not killed:
+            victim = cluster.used.get(role, cluster.of(role)[0])
+            killed.append(victim if victim in cluster.workers else cluster.of(role)[0])
+            cluster.workers[killed[0]].send(signal.SIGKILL)
 
-        cluster.router.on_event(kill)
-        for number in range(NUM_KILLS[transport]):
-            killed.clear()
-            ids = prompt(200, number)
-            generate = client.generate(ids, max_tokens=12, temperature=0, ignore_eos=True, timeout=60)
-            answer, _ = await asyncio.gather(generate, cluster.launch({role: 1}))
-            reference.assert_follows(ids, answer.token_ids)
-            await cluster.bury(killed[0])
-            await cluster.until_nothing_is_held()
+    # Prompts of its own: another test's would be in the caches.
+    first = 100 * (1 + STATES.index(moment)) + 50 * BOTH.index(role)
+    for number in range(NUM_KILLS[request.node.callspec.params["standing"]]):
+        killed.clear()
+        ids = prompt(200, first + number)
+        standing.blow = kill
+        generate = client.generate(ids, max_tokens=12, temperature=0, ignore_eos=True, timeout=60)
+        answer, _ = await asyncio.gather(generate, cluster.launch({role: 1}))
+        standing.blow = lambda _: None
+        reference.assert_follows(ids, answer.token_ids)
+        await cluster.bury(killed[0])
+        await cluster.until_nothing_is_held()
