@@ -7,34 +7,36 @@ from typing import TypeVar
 
 from google.protobuf.message import Message
 
-from pdserve.results import (
+from pdserve.cluster_results import (
     Cluster,
+    KVRoute,
+    Pool,
+    Quantiles,
+    Quarantine,
+    Role,
+    Router,
+    RouterLoad,
+    TransferCounters,
+    Worker,
+    WorkerCounters,
+    WorkerLimits,
+    WorkerLoad,
+    WorkerState,
+)
+from pdserve.results import (
     Completion,
     Delta,
     Event,
     Finished,
     FinishReason,
     Generation,
-    KVRoute,
     Model,
     ModelShape,
-    Pool,
     PositionLogprobs,
-    Quantiles,
-    Quarantine,
-    Role,
-    Router,
-    RouterLoad,
     Started,
     Timings,
     TokenLogprob,
-    TransferCounters,
     Usage,
-    Worker,
-    WorkerCounters,
-    WorkerLimits,
-    WorkerLoad,
-    WorkerState,
 )
 from pdserve.v1 import cluster_pb2, generation_pb2
 

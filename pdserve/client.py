@@ -17,10 +17,10 @@ from typing_extensions import Self, Unpack
 
 from pdserve.answers import cluster_of, event_of, generation_of, model_of
 from pdserve.channel import Credentials, open_channel
+from pdserve.cluster_results import Cluster, Pool, Quantiles, Role, Router, Worker, WorkerState
 from pdserve.requests import GenerateOptions, Prompt, build_request, put, time_limit
 from pdserve.results import (
     ChatMessage,
-    Cluster,
     Completion,
     Delta,
     Event,
@@ -28,17 +28,11 @@ from pdserve.results import (
     FinishReason,
     Generation,
     Model,
-    Pool,
     PositionLogprobs,
-    Quantiles,
-    Role,
-    Router,
     Started,
     Timings,
     TokenLogprob,
     Usage,
-    Worker,
-    WorkerState,
 )
 from pdserve.v1 import cluster_pb2, cluster_pb2_grpc, generation_pb2, generation_pb2_grpc
 from pdserve.v1.errors import (

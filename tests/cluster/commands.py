@@ -17,7 +17,7 @@ import psutil
 
 from cluster.nodes.processes import family
 from cluster.state import ClusterRecord
-from pdserve.results import Worker, WorkerState
+from pdserve.cluster_results import Worker, WorkerState
 
 START_TIMEOUT_S = 180.0
 # Where the Rays of these tests put their folders; short, since Unix sockets lie in them.

@@ -14,6 +14,7 @@ CLIENT_MODULES = {
     "pdserve.answers",
     "pdserve.channel",
     "pdserve.client",
+    "pdserve.cluster_results",
     "pdserve.requests",
     "pdserve.results",
 }

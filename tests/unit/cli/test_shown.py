@@ -28,7 +28,7 @@ from pdserve.client import (
     Worker,
     WorkerState,
 )
-from pdserve.results import (
+from pdserve.cluster_results import (
     KVRoute,
     Quantiles,
     Quarantine,

@@ -10,7 +10,7 @@ from pdserve.cli.console import out
 from pdserve.cli.rates import Rates
 from pdserve.cli.top import screen
 from pdserve.client import Cluster, Pool, Role, Worker, WorkerState
-from pdserve.results import Quarantine, TransferCounters
+from pdserve.cluster_results import Quarantine, TransferCounters
 from tests.unit.cli.test_shown import cluster, pool, worker
 
 

@@ -32,7 +32,7 @@ from pdserve.client import (
     Role,
     Unavailable,
 )
-from pdserve.results import Quantiles, RouterLoad
+from pdserve.cluster_results import Quantiles, RouterLoad
 
 NONE = Quantiles(0, 0.0, 0.0)
 
