@@ -23,10 +23,13 @@ from cluster.state import read_record
 from engine.errors import ModelError, NativeUnavailable
 from engine.model_facts import ModelFacts, gpu_memory_bytes, locate_model, read_facts
 from engine.native.requirements import check_machine
+from router.access.certificates import days_left
+from router.config import RouterSettings
 from router.text.model_folder import ModelFolderError, read_model_folder
 from worker.identity import Role
 
 THIS_MACHINE = "this machine"
+_SOON_DAYS = 14
 
 
 class Severity(Enum):
@@ -115,7 +118,16 @@ def _check_surroundings(config: ClusterConfig, report: Report) -> None:
         with_absolute_paths(config)
     with _finding(report, ClusterError):
         refuse_tls(config)
+    _check_front(config.router, report)
     _check_ports(config, report)
+
+
+def _check_front(router: RouterSettings, report: Report) -> None:
+    for told in router.open_addresses():
+        report.add(Severity.WARNING, told)
+    if router.tls is not None and (days := days_left(router.tls.cert)) < _SOON_DAYS:
+        told = f"{str(router.tls.cert)!r} expires in {days} days; a new one there is taken at once"
+        report.add(Severity.WARNING, f"router.tls.cert: {told}")
 
 
 def _check_ports(config: ClusterConfig, report: Report) -> None:

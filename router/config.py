@@ -9,7 +9,8 @@ from typing import Annotated
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 from observability.config import ObservabilityConfig
-from router.access.settings import ApiKeySource, TlsFiles, refuse_open
+from router.access.settings import ApiKeySource, TlsFiles, lacks, refuse_open
+from router.bind import is_loopback
 from trust.trust import TrustFiles
 
 PositiveInt = Annotated[int, Field(gt=0)]
@@ -80,6 +81,15 @@ class RouterSettings(BaseModel):
     def is_guarded(self) -> bool:
         """Whether something has to be shown at the ports."""
         return self.tls is not None or self.api_keys is not None
+
+    def open_addresses(self) -> list[str]:
+        """What `insecure: true` has done, a line for each address that is reached from elsewhere."""
+        lacking = lacks(self.tls, self.api_keys)
+        return [
+            f"router.{key}: {address} is open to the network, without {lacking}"
+            for key, address in self.all_addresses()
+            if lacking and not is_loopback(address.rpartition(":")[0])
+        ]
 
     def settled(self) -> RouterSettings:
         """The same for a process that runs elsewhere: whole paths, and nothing from the environment."""

@@ -11,13 +11,10 @@ from typing import Annotated
 
 import typer
 
-from cluster.config import split_address
 from cluster.config_file import load_config
-from cluster.nodes.network import is_loopback
 from cluster.state import read_record
 from pdserve.cli.console import INTERRUPTED, err, left_behind, out
 from pdserve.cli.steps import shown_steps
-from router.config import RouterSettings
 
 File = Annotated[
     Path,
@@ -36,11 +33,8 @@ def up(file: File) -> None:
         pdserve up cluster_configs/local-cpu.yaml
     """
     config = load_config(file)
-    for key, address in config.router.all_addresses():
-        lacks = _lacks(config.router)
-        if lacks and not is_loopback(split_address(address)[0]):
-            told = f"router.{key}: {address} is open to the network, without {lacks}"
-            err.print(told, style="yellow")
+    for told in config.router.open_addresses():
+        err.print(told, style="yellow", markup=False)
     signal.signal(signal.SIGTERM, interrupted)
     begun = time.monotonic()
     with shown_steps() as tell:
@@ -69,13 +63,6 @@ def up(file: File) -> None:
         out.print(f"  look inside: {url}/  metrics: {url}/metrics")
     else:
         out.print("  no page, and no metrics to scrape: router.http is not set")
-
-
-def _lacks(router: RouterSettings) -> str:
-    """What `insecure: true` has done without."""
-    is_known = router.api_keys is not None or (router.tls is not None and router.tls.client_ca is not None)
-    lacking = {"encryption": router.tls is None, "keys": not is_known}
-    return " and ".join(what for what, is_lacking in lacking.items() if is_lacking)
 
 
 def interrupted(number: int, frame: FrameType | None) -> None:

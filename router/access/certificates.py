@@ -26,6 +26,12 @@ def check_certificates(path: Path) -> Path:
     return path
 
 
+def days_left(path: Path) -> int:
+    """Until the first of a chain has expired. Raises ValueError."""
+    end = min(certificate.not_valid_after_utc for certificate in _read_certificates(path))
+    return (end - datetime.now(timezone.utc)).days
+
+
 def check_authorities(path: Path) -> Path:
     """Of those in a bundle one is of today: others may have been left in it. Raises ValueError."""
     complaints: list[ValueError] = []

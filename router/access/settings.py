@@ -120,16 +120,22 @@ class ApiKeySource(_Section):
         return parse_keys(self.keys or ())
 
 
+def lacks(tls: TlsFiles | None, keys: ApiKeySource | None) -> str:
+    """What an address that is open to a network should have; "": it has all."""
+    is_known = keys is not None or (tls is not None and tls.client_ca is not None)
+    has = {"encryption": tls is not None, "keys": is_known}
+    return " and ".join(what for what, is_there in has.items() if not is_there)
+
+
 def refuse_open(addresses: Mapping[str, str], tls: TlsFiles | None, keys: ApiKeySource | None) -> None:
     """Addresses beyond loopback want encryption, and callers who are known. Raises ValueError."""
-    is_known = keys is not None or (tls is not None and tls.client_ca is not None)
+    lacking = lacks(tls, keys)
     for name, address in addresses.items():
         host = address.rpartition(":")[0]
         # One that is no address at all is refused as such.
-        if not host or is_loopback(host):
+        if not lacking or not host or is_loopback(host):
             continue
         if tls is None:
             raise ValueError(f"{name}: {address} is open to the network without encryption: {_ADVICE}")
-        if not is_known:
-            told = "for everybody who reaches it, Admin included: set router.api_keys or router.tls.client_ca"
-            raise ValueError(f"{name}: {address} is open {told}, or write insecure: true")
+        told = "for everybody who reaches it, Admin included: set router.api_keys or router.tls.client_ca"
+        raise ValueError(f"{name}: {address} is open {told}, or write insecure: true")

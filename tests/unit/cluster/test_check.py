@@ -15,6 +15,7 @@ from cluster.config_file import parse_config
 from cluster.nodes.processes import ProcessId
 from cluster.state import ClusterRecord, write_record
 from pdserve.cli.app import app
+from tests.certificates import Authority
 from tests.models import tiny_model
 
 GIB = 2**30
@@ -52,6 +53,24 @@ def test_a_good_configuration_is_told_what_it_takes(model: Path) -> None:
     (here,) = report.memory
     assert here.num_workers == 3
     assert here.needed_bytes > 2 * prefill.host_bytes + decode.host_bytes
+
+
+def test_a_certificate_that_soon_expires_and_an_open_port_are_warned_of(model: Path, tmp_path: Path) -> None:
+    authority = Authority(tmp_path)
+    soon, late = authority.issue("soon", for_days=3.5), authority.issue("late", for_days=60)
+
+    def warned(router: str) -> list[str]:
+        text = f"name: x\nmodel: {{id: '{model}'}}\nrouter: {{{router}}}\npools: {{colocated: {{}}}}\n"
+        return [each.message for each in check(parse_config(text, "f")).findings if "router." in each.message]
+
+    tls = "grpc: '127.0.0.1:59999', tls: {{cert: {0.cert}, key: {0.key}}}"
+    (told,) = warned(tls.format(soon))
+    assert told.startswith(f"router.tls.cert: '{soon.cert}' expires in 3 days")
+    assert warned(tls.format(late)) == []
+    open_to_all = "grpc: '0.0.0.0:59999', insecure: true"
+    assert warned(open_to_all) == [
+        "router.grpc: 0.0.0.0:59999 is open to the network, without encryption and keys"
+    ]
 
 
 @pytest.mark.parametrize(
