@@ -1,7 +1,7 @@
 """The router's own cost: tokens a second through gRPC and HTTP on one core, and what it adds to TTFT.
 
-    python benchmarks/router_overhead.py
-    python benchmarks/router_overhead.py --streams 200 --steps 25,40 --seconds 10 --router-core 1
+    python -m benchmarks.router_overhead
+    python -m benchmarks.router_overhead --streams 200 --steps 25,40 --seconds 10 --router-core 1
 
 A router runs on a core of its own, on workers that compute nothing (benchmarks/stub_workers.py); they and
 the clients have another core. Each of `--streams` clients asks, reads a stream to its end, waits for up to
@@ -16,29 +16,18 @@ from __future__ import annotations
 
 import argparse
 import asyncio
-import json
 import os
 import random
-import subprocess
-import sys
-import tempfile
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
-from contextlib import contextmanager
-from dataclasses import dataclass, field
-from pathlib import Path
+from dataclasses import dataclass
 from statistics import median
-from typing import TextIO
 
 import grpc
 import psutil
-from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 
-from pdserve.v1 import generation_pb2, generation_pb2_grpc, worker_pb2, worker_pb2_grpc
-from trust.secret import Secret
+from benchmarks.bare_clients import Ask, Counts, directly, over_grpc, over_http
+from benchmarks.stub_cluster import Served, stub_cluster
 
-ROOT = Path(__file__).parents[1]
-PROMPT = list(range(128))
 WARM_UP_S = 2.0
 NUM_ALONE = 200
 HEADINGS = (
@@ -53,78 +42,6 @@ HEADINGS = (
     "added ms",
     "added ms, one at a time",
 )
-
-
-@dataclass
-class Counts:
-    num_tokens: int = 0
-    num_events: int = 0
-    ttfts_s: list[float] = field(default_factory=list)
-
-
-Ask = Callable[[int, Counts], Awaitable[None]]
-"""Asks for so many tokens and reads them all."""
-
-
-def over_grpc(channel: grpc.aio.Channel) -> Ask:
-    stub = generation_pb2_grpc.GenerationStub(channel)
-
-    async def ask(max_tokens: int, counts: Counts) -> None:
-        request = generation_pb2.GenerateRequest(
-            token_ids=generation_pb2.TokenIds(ids=PROMPT),
-            stop=generation_pb2.StopConditions(max_tokens=max_tokens, ignore_eos=True),
-        )
-        asked_at, is_first = time.perf_counter(), True
-        async for message in stub.GenerateStream(request):
-            if message.HasField("delta"):
-                if is_first:
-                    counts.ttfts_s.append(time.perf_counter() - asked_at)
-                    is_first = False
-                counts.num_events += 1
-                counts.num_tokens += len(message.delta.token_ids)
-
-    return ask
-
-
-def over_http(address: str) -> Ask:
-    host, _, port = address.rpartition(":")
-    idle: list[tuple[asyncio.StreamReader, asyncio.StreamWriter]] = []
-
-    async def ask(max_tokens: int, counts: Counts) -> None:
-        body = json.dumps({"prompt": PROMPT, "max_tokens": max_tokens, "ignore_eos": True, "stream": True})
-        head = (
-            "POST /v1/completions HTTP/1.1\r\nhost: localhost\r\ncontent-type: application/json\r\n"
-            f"content-length: {len(body)}\r\n\r\n"
-        )
-        asked_at, is_first = time.perf_counter(), True
-        reader, writer = idle.pop() if idle else await asyncio.open_connection(host, int(port))
-        writer.write((head + body).encode())
-        async for event in _events(reader):
-            text = event.partition(b'"text":"')[2].partition(b'"')[0]
-            if text:
-                if is_first:
-                    counts.ttfts_s.append(time.perf_counter() - asked_at)
-                    is_first = False
-                counts.num_events += 1
-                counts.num_tokens += len(text)
-        idle.append((reader, writer))
-
-    return ask
-
-
-async def _events(reader: asyncio.StreamReader) -> AsyncIterator[bytes]:
-    """Found with as little work as can be: what they cost here is not the router's."""
-    head = await reader.readuntil(b"\r\n\r\n")
-    if not head.startswith(b"HTTP/1.1 200 "):
-        raise RuntimeError(f"the router answered {head!r}")
-    rest = b""
-    while not rest.endswith(b"0\r\n\r\n"):
-        read = await reader.read(1 << 16)
-        if not read:
-            raise RuntimeError("the router closed the connection")
-        *events, rest = (rest + read).split(b"\n\n")
-        for event in events:
-            yield event
 
 
 @dataclass(frozen=True)
@@ -153,53 +70,6 @@ class Run:
             f"{self.added_ms:.1f}",
             f"{self.added_alone_ms:.1f}",
         )
-
-
-@dataclass(frozen=True)
-class Served:
-    stub: str
-    grpc: str
-    http: str
-    process: psutil.Process
-
-
-@contextmanager
-def child(core: int, log: TextIO, *command: str) -> Iterator[tuple[subprocess.Popen[str], dict[str, str]]]:
-    """A process of ours on that core, and the line of JSON that it says first."""
-    mine = os.sched_getaffinity(0)
-    os.sched_setaffinity(0, {core})
-    try:
-        process = subprocess.Popen(
-            [sys.executable, "-m", *command],
-            cwd=ROOT,
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            stderr=log,
-            text=True,
-        )
-    finally:
-        os.sched_setaffinity(0, mine)
-    try:
-        assert process.stdout is not None
-        said = process.stdout.readline()
-        if not said:
-            raise RuntimeError(f"{command[0]} ended: {Path(log.name).read_text()}")
-        yield process, json.loads(said)
-    finally:
-        process.terminate()
-        process.wait(10)
-
-
-def write_model(folder: Path) -> None:
-    """A tokenizer of single bytes: each token is one character."""
-    vocabulary = {
-        character: index for index, character in enumerate(sorted(pre_tokenizers.ByteLevel.alphabet()))
-    }
-    tokenizer = Tokenizer(models.BPE(vocabulary, []))
-    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
-    tokenizer.decoder = decoders.ByteLevel()
-    tokenizer.save(str(folder / "tokenizer.json"))
-    (folder / "config.json").write_text(json.dumps({"vocab_size": len(vocabulary)}))
 
 
 async def measure(front: str, steps: float, served: Served, ask: Ask, a: argparse.Namespace) -> Run:
@@ -249,45 +119,6 @@ def _cpu_s(process: psutil.Process) -> float:
     return times.user + times.system
 
 
-async def directly(address: str, pause_s: float, num: int) -> list[float]:
-    """Milliseconds until a prefill worker's first token, without a router."""
-    took = []
-    async with grpc.aio.insecure_channel(address) as channel:
-        stub = worker_pb2_grpc.PrefillWorkerStub(channel)
-        for number in range(num):
-            await asyncio.sleep(pause_s)
-            spec = worker_pb2.SequenceSpec(transfer_id=str(number), prompt_token_ids=PROMPT)
-            spec.stop.max_tokens = 1
-            asked_at = time.perf_counter()
-            async for _ in stub.Prefill(worker_pb2.PrefillRequest(sequence=spec)):
-                took.append(1000 * (time.perf_counter() - asked_at))
-    return took
-
-
-@contextmanager
-def serving(steps: float, a: argparse.Namespace) -> Iterator[Served]:
-    with tempfile.TemporaryDirectory() as name, open(Path(name, "log"), "w") as log:
-        folder = Path(name)
-        write_model(folder)
-        with child(a.load_core, log, "benchmarks.stub_workers", "--step-ms", str(1000 / steps)) as (_, stub):
-            config = {
-                "grpc": "127.0.0.1:0",
-                "http": "127.0.0.1:0",
-                "cluster": "stub",
-                "router_id": "router-0",
-                "model": "stub",
-                "model_dir": name,
-                "control": stub["control"],
-                "trust": {"secret": str(folder / "secret")},
-                "max_queued_requests": 2 * a.streams,
-            }
-            Secret.fresh().write(folder / "secret")
-            path = folder / "router.json"
-            path.write_text(json.dumps(config))
-            with child(a.router_core, log, "router", "--config", str(path)) as (process, router):
-                yield Served(stub["control"], router["grpc"], router["http"], psutil.Process(process.pid))
-
-
 async def run(front: str, steps: float, served: Served, a: argparse.Namespace) -> Run:
     async with grpc.aio.insecure_channel(served.grpc) as channel:
         ask = over_grpc(channel) if front == "grpc" else over_http(served.http)
@@ -310,7 +141,7 @@ def main() -> None:
     print("| " + " | ".join(HEADINGS) + " |\n|" + "---|" * len(HEADINGS))
     for front in a.fronts.split(","):
         for steps in map(float, a.steps.split(",")):
-            with serving(steps, a) as served:
+            with stub_cluster(steps, a.streams, a.router_core, a.load_core) as served:
                 print("| " + " | ".join(asyncio.run(run(front, steps, served, a)).cells()) + " |", flush=True)
 
 
