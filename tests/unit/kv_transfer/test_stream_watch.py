@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from contextlib import ExitStack
 from itertools import count
 
+import grpc
 import pytest
 
 from kv_transfer.codec import encode
@@ -126,6 +127,31 @@ def test_streams_that_say_nothing_lock_no_prefill_worker_out(
         assert wait_until(lambda: is_handed_over(both, f"attempt-{next(attempts)}"), WAIT_S)
         both.sender.close()
         assert len(calls) == 2  # which were held until here
+
+
+def test_streams_of_strangers_hold_no_place() -> None:
+    limits = StreamLimits(max_streams=1, first_s=9 * WAIT_S, crowded_s=9 * WAIT_S)
+    over = threading.Event()
+
+    def say_nothing() -> Iterator[bytes]:
+        over.wait(9 * WAIT_S)
+        yield from ()
+
+    with HandOver("grpc") as both, ExitStack() as opened:
+        server = GrpcPushServer(both.receiver, TRUST, "127.0.0.1", 0, both.layout.block_bytes, limits)
+        server.start()
+        opened.callback(server.stop)
+        opened.callback(over.set)
+        channel = opened.enter_context(grpc.insecure_channel(server.address))
+        strangers = [channel.stream_stream(PUSH, None, None)(say_nothing()) for _ in range(8)]
+        refused = {stranger.code() for stranger in strangers}  # each has ended
+        # The others came while the one place was taken by the answer to another.
+        assert refused <= {grpc.StatusCode.UNAUTHENTICATED, grpc.StatusCode.RESOURCE_EXHAUSTED}
+        assert grpc.StatusCode.UNAUTHENTICATED in refused
+        both.ways = server.ways
+        attempts = count()
+        assert wait_until(lambda: is_handed_over(both, f"attempt-{next(attempts)}"), WAIT_S)
+        both.sender.close()
 
 
 def test_a_sender_whose_idle_stream_was_ended_makes_a_new_one() -> None:
