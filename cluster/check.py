@@ -15,7 +15,7 @@ from cluster.errors import ClusterError, PartError
 from cluster.folders import with_absolute_paths
 from cluster.launch import refuse_a_taken_port
 from cluster.nodes.local_ray import QUIET
-from cluster.nodes.memory import CONTROL_BYTES, OWN_RAY_BYTES, WorkerEstimate, estimate
+from cluster.nodes.memory import CONTROL_BYTES, OWN_RAY_BYTES, ROUTER_BYTES, WorkerEstimate, estimate
 from cluster.nodes.network import LOOPBACK
 from cluster.nodes.placement import Node, Wanted, assign, why_pending
 from cluster.preflight import refuse_tls
@@ -254,7 +254,8 @@ def _check_memory(
     if not by_role:
         return
     placed = [(by_role[role], place) for role, place in places if place is not None]
-    shared = CONTROL_BYTES + (OWN_RAY_BYTES if config.ray.address == "local" else 0)
+    shared = CONTROL_BYTES + (config.router.replicas - 1) * ROUTER_BYTES
+    shared += OWN_RAY_BYTES if config.ray.address == "local" else 0
     for node in nodes:
         here = [each for each, place in placed if place is not None and place.node_id == node.node_id]
         # On the first node are the controller and the router too.

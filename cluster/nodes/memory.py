@@ -12,6 +12,8 @@ from worker.identity import Role
 # Measured, idle: a Ray of our own; the controller; the router and the actor that keeps it.
 OWN_RAY_BYTES = 350 * 2**20
 CONTROL_BYTES = 300 * 2**20
+# Each further router, with the actor that keeps it.
+ROUTER_BYTES = 200 * 2**20
 # What CUDA and its libraries take of the host's memory in each process.
 CUDA_HOST_BYTES = 2 * 2**30
 

@@ -12,6 +12,7 @@ from typer.testing import CliRunner
 
 from cluster.check import Report, Severity, check
 from cluster.config_file import parse_config
+from cluster.nodes.memory import ROUTER_BYTES
 from cluster.nodes.processes import ProcessId
 from cluster.state import ClusterRecord, write_record
 from pdserve.cli.app import app
@@ -71,6 +72,21 @@ def test_a_certificate_that_soon_expires_and_an_open_port_are_warned_of(model: P
     assert warned(open_to_all) == [
         "router.grpc: 0.0.0.0:59999 is open to the network, without encryption and keys"
     ]
+
+
+def test_each_further_router_takes_memory_and_wants_its_port(model: Path) -> None:
+    pools = f"name: x\nmodel: {{id: '{model}'}}\npools: {{colocated: {{}}}}\n"
+    with socket.socket() as other:
+        other.bind(("127.0.0.1", 0))
+        port = other.getsockname()[1]
+        reports = [
+            check(parse_config(f"{pools}router: {{grpc: '127.0.0.1:{port - 1}', replicas: {number}}}\n", "f"))
+            for number in (1, 2)
+        ]
+    needed = [report.memory[0].needed_bytes for report in reports]
+    assert needed[1] - needed[0] == ROUTER_BYTES
+    assert any(f"127.0.0.1:{port} cannot be used" in told for told in errors(reports[1]))
+    assert not any(f"127.0.0.1:{port} cannot be used" in told for told in errors(reports[0]))
 
 
 @pytest.mark.parametrize(
