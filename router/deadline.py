@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from types import TracebackType
 
 from typing_extensions import Self
@@ -23,6 +25,7 @@ class Deadline:
         # The loop's clock.
         self._ends_at: float | None = None
         self.has_passed = False
+        self._is_put_off = False
 
     @property
     def left_s(self) -> float:
@@ -48,9 +51,25 @@ class Deadline:
         if self._task is not None and sys.version_info >= (3, 11):
             self._task.uncancel()
         if kind is asyncio.CancelledError:
-            raise DeadlineExceeded(f"not done within {self._timeout_s:g} s") from error
+            raise self._error() from error
+
+    @contextmanager
+    def put_off(self) -> Iterator[None]:
+        """What waits inside is let wait, and DeadlineExceeded raised behind it. For a message on its way to a
+        client that does not read: no status can pass it.
+        """
+        self._is_put_off = True
+        try:
+            yield
+        finally:
+            self._is_put_off = False
+        if self.has_passed:
+            raise self._error()
+
+    def _error(self) -> DeadlineExceeded:
+        return DeadlineExceeded(f"not done within {self._timeout_s:g} s")
 
     def _expire(self) -> None:
         self.has_passed = True
-        if self._task is not None:
+        if self._task is not None and not self._is_put_off:
             self._task.cancel()

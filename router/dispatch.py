@@ -13,7 +13,7 @@ from contextlib import contextmanager
 
 from observability.tracing import Span
 from pdserve.v1 import generation_pb2, worker_pb2
-from pdserve.v1.errors import PdserveError, ResourceExhausted, Unavailable
+from pdserve.v1.errors import DeadlineExceeded, PdserveError, ResourceExhausted, Unavailable
 from router.admission import Admission
 from router.attempt import Attempt, Hold
 from router.config import RouterSettings
@@ -258,7 +258,12 @@ class Dispatcher:
             request.tell(Moment.FINISHED, outcome=outcome)
 
     def cut_slow_readers(self) -> None:
-        """Whoever is furthest behind, where what all clients have not read is more than may be kept."""
+        """Whose time is over; and whoever is furthest behind, where all clients together have not read more
+        than may be kept. Their tasks wait for their clients, who hear of it with the next thing they read.
+        """
+        for attempt in tuple(self._attempts.values()):
+            if attempt.request.deadline.has_passed:
+                self._cut(attempt, DeadlineExceeded("its time is over"))
         attempts = [attempt for attempt in self._attempts.values() if attempt.inbox.num_unread]
         num_unread = sum(attempt.inbox.num_unread for attempt in attempts)
         if num_unread <= self._max_unread:
@@ -266,13 +271,15 @@ class Dispatcher:
         for attempt in sorted(attempts, key=lambda each: each.inbox.num_unread, reverse=True):
             behind = attempt.inbox.num_unread
             error = ResourceExhausted(f"its client is {behind} tokens behind", reason=SLOW_READER)
-            # The task itself waits for its client, who will hear of it with the next thing that it reads.
-            attempt.inbox.drop(error)
-            self._release(attempt)
+            self._cut(attempt, error)
             self.num_slow_readers += 1
             num_unread -= behind
             if num_unread <= self._max_unread:
                 return
+
+    def _cut(self, attempt: Attempt, error: PdserveError) -> None:
+        attempt.inbox.drop(error)
+        self._release(attempt)
 
     @property
     def num_in_flight(self) -> int:

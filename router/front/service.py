@@ -62,7 +62,9 @@ class GenerationService:
         answer = self._router.generate(message, deadline, caller=_caller(context))
         async with deadline, aclosing(answer) as outputs:
             async for output in outputs:
-                await context.write(message_of(output))
+                response = message_of(output)
+                with deadline.put_off():
+                    await context.write(response)
 
     async def get_model(
         self, message: generation_pb2.GetModelRequest, context: ModelContext

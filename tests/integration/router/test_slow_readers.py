@@ -6,6 +6,7 @@ import asyncio
 from pathlib import Path
 
 import grpc
+import pytest
 
 from pdserve.v1 import errors, generation_pb2, generation_pb2_grpc
 from tests.integration.router.harness import Cluster, running, until
@@ -64,6 +65,28 @@ async def test_five_hundred_streams_that_nobody_reads_are_bounded_and_stall_nobo
                 assert (type(error), error.reason) == (errors.ResourceExhausted, "SLOW_READER")
         num_cut = sum(error is not None for _, error in endings)
         assert 0 < num_cut < NUM_STREAMS
+
+
+async def test_a_client_that_takes_nothing_until_its_time_is_over_hears_that_when_it_reads(
+    model_dir: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    async with (
+        running(model_dir, default_timeout_s=1.0) as cluster,
+        grpc.aio.insecure_channel(cluster.server.address, options=NARROW) as channel,
+    ):
+        stub = generation_pb2_grpc.GenerationStub(channel)
+        request = generation_pb2.GenerateRequest(
+            token_ids=generation_pb2.TokenIds(ids=[1, 2]),
+            stop=generation_pb2.StopConditions(max_tokens=300),
+        )
+        call: Call = stub.GenerateStream(request)
+        await until(lambda: cluster.d.num_tokens > 100, 30.0)
+        # Nothing is held for it, neither here nor on the workers.
+        await until(lambda: not cluster.router._dispatcher._attempts and not cluster.d.reserved, 30.0)
+        num_tokens, error = await asyncio.wait_for(ending(call), 30)
+        assert num_tokens < 300
+        assert isinstance(error, errors.DeadlineExceeded)
+    assert not [record for record in caplog.records if "bug" in record.message]
 
 
 async def test_a_client_that_reads_late_gets_everything_while_there_is_room(cluster: Cluster) -> None:
