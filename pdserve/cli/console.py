@@ -35,7 +35,7 @@ def error_line(error: BaseException, where: str = "") -> None:
 def _in_words(error: BaseException) -> str:
     """gRPC's own failures say little to somebody who knows no gRPC."""
     text = str(error) or type(error).__name__
-    if isinstance(error, Unauthenticated):
+    if isinstance(error, Unauthenticated) and error.reason == Unauthenticated.default_reason:
         return f"{text} (here: PDSERVE_API_KEY, or --api-key-file)"
     is_router_lost = isinstance(error, Unavailable) and error.reason != "CONTROLLER_LOST"
     if is_router_lost and "failed to connect" in text:
