@@ -37,8 +37,11 @@ class Holdings:
     @property
     def can_move(self) -> bool:
         """Whether anything here would be the better for going elsewhere."""
-        inboxes = (*self.decoding.values(), *self.prefilling.values())
-        return bool(self._reserving) or any(not (i.has_failed or i.decode_let_go) for i in inboxes)
+        return (
+            any(not waiting.done() for waiting in self._reserving.values())
+            or any(not (inbox.has_failed or inbox.decode_let_go) for inbox in self.decoding.values())
+            or any(not (inbox.has_failed or inbox.heard_from_decode) for inbox in self.prefilling.values())
+        )
 
     def by_name(self) -> Mapping[str, Collection[SequenceKey]]:
         return {
