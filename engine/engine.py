@@ -18,9 +18,10 @@ from engine.draw import draw_tokens
 from engine.draws import sample_rows, take_draws
 from engine.errors import CannotFit, IntegrityError
 from engine.guidance import Grammars
+from engine.hand_over import check_hand_over
 from engine.kv_pool import AllocateMemory, KVPool, allocate_memory
 from engine.layer_watch import MIN_GROUP_BYTES, LayerListener, LayerWatch, watch_ends
-from engine.limits import check_fits, check_named_ids, engine_limits, is_known_token
+from engine.limits import check_fits, check_named_ids, engine_limits
 from engine.loading import LoadedModel, load_model
 from engine.native.sampling import native_draw
 from engine.prefix import root_hash
@@ -41,7 +42,7 @@ from engine.scheduler import Scheduler, SchedulerLimits
 from engine.sequence import Sequence as LiveSequence
 from engine.sequence import SequenceState
 from engine.speculation import Speculator, make_speculator
-from engine.stopping import finish_reason
+from engine.tally import Tally
 from engine.threads import threads_in_use
 from engine.weights import no_progress
 
@@ -94,10 +95,7 @@ class Engine:
         self._living: dict[str, LiveSequence] = {}
         self._held: dict[str, array[int]] = {}  # blocks of sequences that left and asked to hold them
         self._next_arrival = 0
-        self._tokens_prefilled = 0
-        self._tokens_decoded = 0
-        self._draft_tokens = 0
-        self._accepted_draft_tokens = 0
+        self._tally = Tally()
 
     @classmethod
     def load(
@@ -165,21 +163,11 @@ class Engine:
         changed, if the three do not belong together, or `first` is no token here or ends the sequence.
         """
         self._check(request)
-        num_tokens = len(request.prompt_token_ids) + len(request.known_token_ids)
-        num_output = len(request.known_token_ids) + 1
-        if reservation.num_tokens != num_tokens or first.position != num_output - 1:
-            raise ValueError(f"{request.sequence_id}: reservation, first token and request do not match")
-        if not is_known_token(self.limits, first):
-            raise ValueError(f"{request.sequence_id}: its first token is outside the vocabulary")
-        ends, grammar = self.model.eos_token_ids, request.grammar
-        if finish_reason(request.stop, ends, first.token_id, num_output, grammar is not None) is not None:
-            raise ValueError(f"{request.sequence_id} ended with its first token")
-        if grammar is not None and not grammar.begin().num_possible([first.token_id]):
-            raise ValueError(f"{request.sequence_id}: its first token is not its grammar's")
+        check_hand_over(request, reservation, first, self.limits, self.model.eos_token_ids)
         block_table = array("i", self._reservations.claim(reservation))
         sequence = self._accept(request)
         sequence.block_table = block_table
-        sequence.num_computed_tokens = num_tokens
+        sequence.num_computed_tokens = reservation.num_tokens
         self._scheduler.register_computed(sequence)
         sequence.append(first.token_id)
         self._scheduler.add_running(sequence)
@@ -223,11 +211,11 @@ class Engine:
             blocks_used=self.limits.num_blocks - available,
             blocks_reserved=self._blocks.count(BlockState.RESERVED),
             blocks_quarantined=self._blocks.count(BlockState.QUARANTINED),
-            tokens_prefilled=self._tokens_prefilled,
-            tokens_decoded=self._tokens_decoded,
+            tokens_prefilled=self._tally.tokens_prefilled,
+            tokens_decoded=self._tally.tokens_decoded,
             num_preemptions=self._scheduler.num_preemptions,
-            draft_tokens=self._draft_tokens,
-            accepted_draft_tokens=self._accepted_draft_tokens,
+            draft_tokens=self._tally.draft_tokens,
+            accepted_draft_tokens=self._tally.accepted_draft_tokens,
         )
 
     def check_integrity(self) -> None:
@@ -277,7 +265,7 @@ class Engine:
         self._scheduler.register_computed(sequence)
         if chunk.drafts:
             self._scheduler.drop_unused(sequence)
-        self._count(chunk, tokens, is_first)
+        self._tally.note(chunk, tokens, is_first)
         if not tokens:
             return SequenceOutput(sequence.sequence_id, num_computed, (), None, is_last=False)
         if self._speculator is not None:
@@ -290,15 +278,6 @@ class Engine:
         return SequenceOutput(
             sequence.sequence_id, num_computed, tokens, reason, is_last, report, len(chunk.drafts)
         )
-
-    def _count(self, chunk: Chunk, tokens: Sequence[NewToken], is_first: bool) -> None:
-        if is_first:
-            self._tokens_prefilled += chunk.num_tokens
-        else:
-            self._tokens_decoded += len(tokens)
-        if chunk.drafts:
-            self._draft_tokens += len(chunk.drafts)
-            self._accepted_draft_tokens += sum(token.was_drafted for token in tokens)
 
     def _fail(self, sequence: LiveSequence, reason: str, is_refused: bool = False) -> SequenceOutput:
         """What it computed may be spoiled: nobody may find it in the prefix cache."""
