@@ -35,7 +35,7 @@ from benchmarks.under_faults.serving import TINY, Served, served
 from benchmarks.under_faults.shown import console, shown
 from benchmarks.under_faults.troubles import Cluster, Trouble
 from pdserve import Client
-from pdserve.client import PdserveError, Role
+from pdserve.client import PdserveError, Role, WorkerState
 
 _CANCEL_SHARE = 0.1
 _LOOK_S = 5.0
@@ -132,7 +132,8 @@ class Soak:
         while True:
             with suppress(PdserveError):
                 for worker in await self._cluster.workers():
-                    self._memory.note(worker.id, worker.pid)
+                    if worker.state is WorkerState.READY:  # one that loads grows, as it should
+                        self._memory.note(worker.id, worker.pid)
             for name, pid in router_and_controller(self._where.address).items():
                 self._memory.note(name, pid)
             await asyncio.sleep(_LOOK_S)
