@@ -78,6 +78,8 @@ def short_cells() -> set[Cell]:
     chosen: dict[tuple[Fault, Part], Cell] = {}
     states = list(State)
     for number, cell in enumerate(all_cells()):
+        if cell.fault is Fault.CORRUPT and cell.state is State.MID_DECODE:
+            continue  # no KV comes any more that could be damaged
         key = (cell.fault, cell.part)
         wanted = states[(3 * len(chosen) + 5) % len(states)]
         if key not in chosen or (cell.state is wanted and number):
