@@ -351,7 +351,7 @@ def test_a_process_that_left_before_it_got_the_memory_leaves_no_descriptor_behin
             with pytest.raises(WayUnusable, match="no memory"):
                 ShmTransport(LAYOUT).connect(both.ways[0], Silent())
     assert caplog.text.count("got none: it left") == 5
-    assert wait_until(lambda: num_descriptors() == before)
+    assert wait_until(lambda: num_descriptors() <= before)
 
 
 def test_a_process_that_cannot_use_the_memory_leaves_its_place_to_others(both: HandOver) -> None:
@@ -361,7 +361,7 @@ def test_a_process_that_cannot_use_the_memory_leaves_its_place_to_others(both: H
         with pytest.raises(WayUnusable, match="another nonce"):
             ShmTransport(LAYOUT).connect(way, Silent())
     # Although this very process, which might write, lives on.
-    assert wait_until(lambda: num_descriptors() == before)
+    assert wait_until(lambda: num_descriptors() <= before)
     assert not any(thread.name == f"kv-from-{os.getpid()}" for thread in threading.enumerate())
 
 
