@@ -102,6 +102,7 @@ def test_an_interrupted_up_leaves_nothing(commands: Commands, number: signal.Sig
     assert not (commands.home / "pdserve" / "cut").exists()
 
 
+@pytest.mark.full
 def test_down_cleans_up_after_an_up_that_was_killed(commands: Commands) -> None:
     path = write_config(commands.home, "killed", free_port())
     process = commands.start("up", str(path))

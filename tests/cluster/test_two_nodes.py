@@ -117,6 +117,7 @@ def generate(commands: Commands) -> dict[str, object]:
     return result
 
 
+@pytest.mark.full
 def test_kv_goes_from_one_node_to_the_other_and_the_code_to_both(
     commands: Commands, nodes: TwoNodes, tmp_path: Path
 ) -> None:
@@ -164,9 +165,10 @@ def test_kv_goes_from_one_node_to_the_other_and_the_code_to_both(
 @pytest.mark.parametrize(
     ("decode", "told"),
     [
-        (
+        pytest.param(
             "node_labels: {zone: c}",
             "not ready within 4 s: waits to be placed: wants CPU 1, zone=c; no node has zone=c (",
+            marks=pytest.mark.full,
         ),
         pytest.param(
             "resources: {num_cpus: 1, num_gpus: 1}",

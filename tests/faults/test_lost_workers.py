@@ -39,7 +39,7 @@ async def _is_in_the_middle(cluster: Fleet) -> None:
     await receiving.until(lambda status: status.counters.kv_bytes_received > before, 20.0)
 
 
-@pytest.mark.parametrize("blow", [signal.SIGKILL, signal.SIGSTOP])
+@pytest.mark.parametrize("blow", [signal.SIGKILL, pytest.param(signal.SIGSTOP, marks=pytest.mark.full)])
 @pytest.mark.parametrize(
     ("transport", "role"),
     [

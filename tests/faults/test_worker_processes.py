@@ -92,7 +92,7 @@ async def test_a_killed_or_stopped_prefill_worker_leaves_nothing_on_d(
     await decoder.close()
 
 
-@pytest.mark.parametrize("blow", [signal.SIGKILL, signal.SIGSTOP])
+@pytest.mark.parametrize("blow", [signal.SIGKILL, pytest.param(signal.SIGSTOP, marks=pytest.mark.full)])
 async def test_a_killed_or_stopped_decode_worker_leaves_nothing_on_p(
     launch: Launch, folder: Path, blow: signal.Signals
 ) -> None:

@@ -87,6 +87,7 @@ def test_long_prompts_are_asked_less_often() -> None:
     assert plan.num_rounds_in_all(3) == 3 * (5 + 110)
 
 
+@pytest.mark.full
 @pytest.mark.cluster
 @pytest.mark.timeout(300)
 def test_real_requests_hand_over_what_their_prompts_have(folder: Path) -> None:
@@ -106,7 +107,7 @@ def test_real_requests_hand_over_what_their_prompts_have(folder: Path) -> None:
 
 @pytest.mark.cluster
 @pytest.mark.timeout(240)
-@pytest.mark.parametrize("moment", ["sending_process", "ray"])
+@pytest.mark.parametrize("moment", ["sending_process", pytest.param("ray", marks=pytest.mark.full)])
 def test_ctrl_c_leaves_nothing_behind(folder: Path, tmp_path: Path, moment: str) -> None:
     """While raw transfers run, and while a cluster starts."""
     arguments = ("--model", str(folder), "--transport", "grpc", "--tokens", "16")
