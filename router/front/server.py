@@ -17,7 +17,7 @@ from router.access.tls import grpc_credentials
 from router.bind import CannotBind, refuse_taken, stop_listening, unix_target
 from router.front.guard import Guard
 from router.front.service import AdminService, GenerationService
-from router.http.server import HttpServer
+from router.http.server import LAST_WORDS_S, HttpServer
 from router.router import Router
 
 # Beyond what is taken, so that a request that is too large is refused by name and not by gRPC.
@@ -120,10 +120,14 @@ class RouterServer:
     async def drain(self, grace_s: float) -> None:
         """New calls are refused; those in flight may take so long."""
         await self._health.enter_graceful_shutdown()
-        stopping = [server.stop(grace_s) for server in self._servers()]
+        stopping = [server.stop(grace_s + LAST_WORDS_S) for server in self._servers()]
         if self._http is not None:
             stopping.append(self._http.drain(grace_s))
-        await asyncio.gather(*stopping)
+        ending = asyncio.get_running_loop().call_later(grace_s, self._generation.calls.end)
+        try:
+            await asyncio.gather(*stopping)
+        finally:
+            ending.cancel()
 
     def _bind(self, address: str) -> str:
         tls = self.router.config.tls

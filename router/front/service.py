@@ -11,6 +11,7 @@ from pdserve.v1 import cluster_pb2, cluster_pb2_grpc, generation_pb2
 from router.deadline import Deadline
 from router.fleet.control import ANSWER_TIMEOUT_S, START_TIMEOUT_S, Answer
 from router.front import wire
+from router.front.calls import Calls
 from router.outputs import Delta, Finished, Output, Started
 from router.router import Router
 
@@ -28,6 +29,7 @@ class GenerationService:
 
     def __init__(self, router: Router) -> None:
         self._router = router
+        self.calls = Calls()
 
     @property
     def max_request_bytes(self) -> int:
@@ -48,10 +50,11 @@ class GenerationService:
         completions: dict[int, generation_pb2.Completion] = {}
         deadline = self._deadline(context.time_remaining())
         answer = self._router.generate(message, deadline, caller=_caller(context))
-        async with deadline, aclosing(answer) as outputs:
-            async for output in outputs:
-                empty = generation_pb2.Completion(index=output.index)
-                _add(completions.setdefault(output.index, empty), message_of(output))
+        with self.calls.one():
+            async with deadline, aclosing(answer) as outputs:
+                async for output in outputs:
+                    empty = generation_pb2.Completion(index=output.index)
+                    _add(completions.setdefault(output.index, empty), message_of(output))
         ordered = [completions[index] for index in sorted(completions)]
         return generation_pb2.GenerateResponse(request_id=ordered[0].started.request_id, completions=ordered)
 
@@ -60,11 +63,12 @@ class GenerationService:
     ) -> None:
         deadline = self._deadline(context.time_remaining())
         answer = self._router.generate(message, deadline, caller=_caller(context))
-        async with deadline, aclosing(answer) as outputs:
-            async for output in outputs:
-                response = message_of(output)
-                with deadline.put_off():
-                    await context.write(response)
+        with self.calls.one():
+            async with deadline, aclosing(answer) as outputs:
+                async for output in outputs:
+                    response = message_of(output)
+                    with deadline.put_off():
+                        await context.write(response)
 
     async def get_model(
         self, message: generation_pb2.GetModelRequest, context: ModelContext

@@ -9,7 +9,8 @@ from types import TracebackType
 from starlette.requests import Request
 from typing_extensions import Self
 
-from pdserve.v1.errors import Cancelled, PdserveError, Unavailable
+from pdserve.v1.errors import Cancelled, PdserveError
+from router.front.calls import stopping
 from router.http.protocol import ABORT
 
 
@@ -71,16 +72,12 @@ class Connections:
 
     def end(self) -> None:
         for connection in tuple(self._open):
-            connection.end(_stopping())
+            connection.end(stopping())
 
     def end_watchers(self) -> None:
         for connection in tuple(self._open):
             if connection.is_watcher:
-                connection.end(_stopping())
-
-
-def _stopping() -> Unavailable:
-    return Unavailable("the router stops", reason="STOPPING")
+                connection.end(stopping())
 
 
 def connections_of(request: Request) -> Connections:

@@ -23,7 +23,7 @@ from router.router import Router
 _KEEP_ALIVE_S = 75
 _BACKLOG = 2048
 # For answers that were ended to be written out.
-_LAST_WORDS_S = 1.0
+LAST_WORDS_S = 1.0
 
 
 class HttpServer:
@@ -47,7 +47,7 @@ class HttpServer:
             proxy_headers=False,
             server_header=False,
             timeout_keep_alive=_KEEP_ALIVE_S,
-            timeout_graceful_shutdown=math.ceil(_LAST_WORDS_S),
+            timeout_graceful_shutdown=math.ceil(LAST_WORDS_S),
             ssl_context_factory=_tls(router),
         )
         self._server = _Server(config)
@@ -58,7 +58,7 @@ class HttpServer:
 
     async def drain(self, grace_s: float) -> None:
         """New connections are refused; requests in flight may take so long."""
-        self._server.config.timeout_graceful_shutdown = math.ceil(grace_s + _LAST_WORDS_S)
+        self._server.config.timeout_graceful_shutdown = math.ceil(grace_s + LAST_WORDS_S)
         self._server.should_exit = True
         self._connections.end_watchers()
         if self._serving is not None:
@@ -71,7 +71,7 @@ class HttpServer:
         if self._serving is None:
             self._socket.close()
         elif not self._serving.done():
-            await asyncio.wait({self._serving}, timeout=_LAST_WORDS_S)
+            await asyncio.wait({self._serving}, timeout=LAST_WORDS_S)
             self._server.force_exit = True
 
 

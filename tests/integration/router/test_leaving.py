@@ -287,3 +287,29 @@ async def test_blocks_asked_for_count_before_a_worker_reports_them(model_dir: Pa
         for decode in cluster.decodes:
             decode.hold_reserve.set()
         await asyncio.gather(*work)
+
+
+@pytest.mark.parametrize("is_stream", [True, False])
+async def test_a_router_that_stops_ends_what_takes_too_long_in_its_own_words(
+    model_dir: Path, is_stream: bool
+) -> None:
+    async with running(model_dir) as cluster:
+        cluster.d.step_s = 0.02
+        heard: list[object] = []
+
+        async def ask() -> None:
+            if is_stream:
+                async for event in cluster.client.generate_stream(PROMPT, max_tokens=200):
+                    heard.append(event)
+            else:
+                await cluster.client.generate(PROMPT, max_tokens=200)
+
+        work = asyncio.ensure_future(ask())
+        await until(lambda: bool(cluster.d.reserved))
+        if is_stream:
+            await until(lambda: len(heard) > 3)
+        await asyncio.wait_for(cluster.server.drain(0.1), 20)
+        with pytest.raises(Unavailable, match=r"^the router stops$") as failed:
+            await asyncio.wait_for(work, 20)
+        assert failed.value.reason == "STOPPING"
+        await until(cluster.is_idle)
