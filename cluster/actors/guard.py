@@ -66,6 +66,8 @@ class Guard:
         actor = await asyncio.to_thread(self._find)
         try:
             await actor.restart.remote(drain_s)
+            # The next look is up to a second away, and whoever asked is told of the new one now.
+            self._heard(await actor.ping.remote())
         except RayTaskError as error:
             raise Unavailable(f"{self._what} stays: {error.cause}", reason="CANNOT_START") from error
         except RayActorError as error:
@@ -93,8 +95,11 @@ class Guard:
         log.info("%s serves %s", self._what, where)
         while True:
             pid = await asyncio.wait_for(actor.ping.remote(), _SILENT_AFTER_S)
-            self._note(PartState("is being started again" if pid is None else "", pid))
+            self._heard(pid)
             await asyncio.sleep(_LOOK_EVERY_S)
+
+    def _heard(self, pid: int | None) -> None:
+        self._note(PartState("is being started again" if pid is None else "", pid))
 
     def _note(self, state: PartState) -> None:
         if state != self.state:
