@@ -174,10 +174,13 @@ class Cluster:
     router_tls: bool = False
 
     @property
+    def scheme(self) -> str:
+        """Of all routers' HTTP."""
+        return "https" if self.router_tls else "http"
+
+    @property
     def http_url(self) -> str | None:
-        if self.router_http is None:
-            return None
-        return f"{'https' if self.router_tls else 'http'}://{self.router_http}"
+        return None if self.router_http is None else f"{self.scheme}://{self.router_http}"
 
     def pool(self, role: Role) -> Pool | None:
         return next((pool for pool in self.pools if pool.role is role), None)

@@ -164,7 +164,7 @@ def router_lines(cluster: Cluster) -> list[str]:
         return []
     return [
         f"{router.id} gRPC {router.grpc}"
-        f"{f'  HTTP http://{router.http}' if router.http else ''}"
+        f"{f'  HTTP {cluster.scheme}://{router.http}' if router.http else ''}"
         f"{f': {router.detail}' if router.detail else ''}"
         for router in cluster.routers
     ]

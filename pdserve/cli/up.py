@@ -47,14 +47,18 @@ def up(file: File) -> None:
             ended = "interrupted: all that was started has been ended"
             err.print(ended if is_ended else left_behind(config.name))
             raise typer.Exit(INTERRUPTED) from None
-    url = f"{'https' if launched.is_tls else 'http'}://{launched.http}"
+    scheme = "https" if launched.is_tls else "http"
+    url = f"{scheme}://{launched.http}"
     http = f" and HTTP at [bold]{url}[/]" if launched.http else ""
     out.print(
         f"[bold green]{launched.name}[/] serves gRPC at [bold]{launched.router}[/]{http} "
         f"after {time.monotonic() - begun:.1f} s (logs: {launched.log_folder})"
     )
     for number, router in enumerate(launched.routers[1:], start=1):
-        out.print(f"  router-{number}: gRPC at {router}")
+        served = config.router.replica(number).http
+        out.print(
+            f"  router-{number}: gRPC at {router}{f' and HTTP at {scheme}://{served}' if served else ''}"
+        )
     name = f" --name {launched.name}"
     out.print(f'  pdserve generate{name} --chat "What is the capital of France?"')
     out.print(f"  pdserve status{name}")

@@ -65,6 +65,8 @@ def test_routers_are_listed_where_there_are_several_or_one_is_away() -> None:
         "router-1 gRPC 127.0.0.1:2  HTTP http://127.0.0.1:3: is being started again",
     ]
     assert router_lines(replace(cluster(), routers=(two,)))
+    closed = router_lines(replace(cluster(), routers=(one, two), router_tls=True))
+    assert "HTTP https://127.0.0.1:3:" in closed[1]
     told = cast(list[dict[str, object]], status_object(replace(cluster(), routers=(one, two)))["routers"])
     assert told[1] == {
         "id": "router-1",
