@@ -141,7 +141,7 @@ def _check_ports(config: ClusterConfig, report: Report) -> None:
                 severity,
                 f'the cluster "{config.name}" runs already: `up` works after pdserve down {config.name}',
             )
-    for key, listening in config.router.all_addresses():
+    for key, listening in config.router.named_addresses():
         with _finding(report, ClusterError, severity):
             refuse_a_taken_port(key, listening)
 

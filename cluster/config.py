@@ -190,11 +190,12 @@ class RayConfig(_Section):
 
 def _checked_router(router: RouterSettings) -> RouterSettings:
     taken: dict[str, str] = {}
-    for key, address in router.all_addresses():
+    for key, address in router.named_addresses():
         split_address(address)
-        if taken.setdefault(address, key) != key:
-            of = "" if router.replicas == 1 else f" with {router.replicas} replicas, which count on"
-            raise ValueError(f"grpc and http are both {address}{of}")
+        first = taken.setdefault(address, key)
+        if first != key:
+            why = "" if router.replicas == 1 else ": each further router has the next ports, so leave room"
+            raise ValueError(f"{first} and {key} are both {address}{why}")
     return router
 
 

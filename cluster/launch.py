@@ -71,7 +71,7 @@ def up(config: ClusterConfig, progress: Progress) -> Launched:
     refuse_early(config)
     with locked(config.name) as folder:
         _refuse_a_second(config.name)
-        for key, listening in config.router.all_addresses():
+        for key, listening in config.router.named_addresses():
             refuse_a_taken_port(key, listening)
         fresh_folder(folder)
         make_secret(folder)

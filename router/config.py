@@ -110,6 +110,15 @@ class RouterSettings(BaseModel):
         """Of all replicas, each with the setting that says so."""
         return [each for index in range(self.replicas) for each in self.replica(index).addresses().items()]
 
+    def named_addresses(self) -> list[tuple[str, str]]:
+        """The same; those that no setting names, since they are counted on, with their router's id."""
+        further = [
+            (f"{key} of router-{index}", address)
+            for index in range(1, self.replicas)
+            for key, address in self.replica(index).addresses().items()
+        ]
+        return [*self.addresses().items(), *further]
+
 
 def _counted_on(address: str, index: int) -> str:
     """ "127.0.0.1:50051", 1 → "127.0.0.1:50052". What is no address stays what it is."""

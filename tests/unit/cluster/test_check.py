@@ -85,7 +85,8 @@ def test_each_further_router_takes_memory_and_wants_its_port(model: Path) -> Non
         ]
     needed = [report.memory[0].needed_bytes for report in reports]
     assert needed[1] - needed[0] == ROUTER_BYTES
-    assert any(f"127.0.0.1:{port} cannot be used" in told for told in errors(reports[1]))
+    taken = f"router.grpc of router-1: 127.0.0.1:{port} cannot be used"
+    assert any(taken in told for told in errors(reports[1]))
     assert not any(f"127.0.0.1:{port} cannot be used" in told for told in errors(reports[0]))
 
 

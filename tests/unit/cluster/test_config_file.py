@@ -50,7 +50,7 @@ def test_router_replicas_count_on_from_the_ports_that_are_written() -> None:
     assert router.replica(2).http == "127.0.0.1:8002"
     assert router.replica(0) == router
     meet = "router: {grpc: '127.0.0.1:7998', http: '127.0.0.1:8000', replicas: 3}\n"
-    with pytest.raises(ConfigError, match=r"grpc and http are both 127\.0\.0\.1:8000 with 3 replicas"):
+    with pytest.raises(ConfigError, match=r"http and grpc of router-2 are both 127\.0\.0\.1:8000: each"):
         parse_config(GOOD + meet, "f.yaml")
     with pytest.raises(ConfigError, match=r"127\.0\.0\.1:65536"):
         parse_config(GOOD + "router: {grpc: '127.0.0.1:65535', replicas: 2}\n", "f.yaml")
