@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from rich.table import Table
 
 from pdserve.cli.console import out
-from pdserve.client import Delta, Finished, FinishReason, PositionLogprobs, Started
+from pdserve.client import Delta, Finished, FinishReason, PdserveError, PositionLogprobs, Started
 
 
 @dataclass(slots=True)
@@ -33,9 +33,7 @@ def as_object(answer: Answer, with_logprobs: bool) -> dict[str, object]:
     """What `generate --json` prints."""
     _, finished = _ends(answer)
     usage, timings = finished.usage, finished.timings
-    result: dict[str, object] = {
-        "text": answer.text,
-        "token_ids": answer.token_ids,
+    return _said(answer, with_logprobs) | {
         "finish_reason": finished.finish_reason.value,
         "usage": {
             "prompt_tokens": usage.prompt_tokens,
@@ -62,9 +60,21 @@ def as_object(answer: Answer, with_logprobs: bool) -> dict[str, object]:
         "decode_worker": finished.decode_worker,
         "num_resumes": finished.num_resumes,
     }
+
+
+def broken_object(answer: Answer, error: PdserveError, with_logprobs: bool) -> dict[str, object]:
+    """In place of `as_object` where the stream broke before the answer's end: its tokens are valid."""
+    if answer.finished is not None:
+        return as_object(answer, with_logprobs)
+    told = {"code": error.code.name, "reason": error.reason, "message": error.message}
+    return _said(answer, with_logprobs) | {"finish_reason": None, "error": told}
+
+
+def _said(answer: Answer, with_logprobs: bool) -> dict[str, object]:
+    said: dict[str, object] = {"text": answer.text, "token_ids": answer.token_ids}
     if with_logprobs:
-        result["logprobs"] = [_logprobs_object(position) for position in answer.logprobs]
-    return result
+        said["logprobs"] = [_logprobs_object(position) for position in answer.logprobs]
+    return said
 
 
 def _logprobs_object(position: PositionLogprobs) -> dict[str, object]:

@@ -12,11 +12,11 @@ from typing import Annotated
 
 import typer
 
-from pdserve.cli.answer import Answer, as_object, show_logprobs
+from pdserve.cli.answer import Answer, as_object, broken_object, show_logprobs
 from pdserve.cli.console import err, out, write
 from pdserve.cli.explain import ask_facts, explanation
 from pdserve.cli.target import Choice, Target, asks_router
-from pdserve.client import ChatMessage, Delta, GenerateOptions, Prompt, Started
+from pdserve.client import ChatMessage, Delta, GenerateOptions, PdserveError, Prompt, Started
 
 Text = Annotated[
     str | None, typer.Argument(metavar="PROMPT", help='The prompt; "-", or none in a pipe, reads stdin.')
@@ -115,10 +115,17 @@ def generate(
     asked = _prompt(prompt, chat, token_ids)
     at = choice.target()
     live = n == 1 and not as_json
-    answers = asyncio.run(stream(at, asked, options, timeout, live))
+    begun: dict[int, Answer] = {}
+    try:
+        answers = asyncio.run(stream(at, asked, options, timeout, live, begun))
+    except PdserveError as error:
+        if as_json and begun:
+            _write_json(
+                [broken_object(answer, error, logprobs is not None) for _, answer in sorted(begun.items())], n
+            )
+        raise
     if as_json:
-        objects = [as_object(answer, logprobs is not None) for answer in answers]
-        write(json.dumps(objects[0] if n == 1 else {"completions": objects}, ensure_ascii=False) + "\n")
+        _write_json([as_object(answer, logprobs is not None) for answer in answers], n)
     elif not live:
         for answer in answers:
             out.print(f"[bold]{answer.index}:[/] ", end="")
@@ -127,6 +134,10 @@ def generate(
         show_logprobs(answers)
     if explain:
         (err if as_json else out).print(explanation(answers, asyncio.run(ask_facts(at))))
+
+
+def _write_json(objects: list[dict[str, object]], n: int) -> None:
+    write(json.dumps(objects[0] if n == 1 else {"completions": objects}, ensure_ascii=False) + "\n")
 
 
 def _prompt(text: str | None, chat: bool, token_ids: str | None) -> Prompt:
@@ -169,10 +180,16 @@ def _parsed_ids(text: str) -> Sequence[int]:
 
 
 async def stream(
-    target: Target, prompt: Prompt, options: GenerateOptions, timeout: float | None, live: bool
+    target: Target,
+    prompt: Prompt,
+    options: GenerateOptions,
+    timeout: float | None,
+    live: bool,
+    begun: dict[int, Answer] | None = None,
 ) -> list[Answer]:
-    """The answers, whole; `live` writes the text of the only one as it comes."""
-    answers: dict[int, Answer] = {}
+    """The answers, whole; `live` writes the text of the only one as it comes. `begun` gets them by index as
+    they come, for whoever wants them after a failure."""
+    answers: dict[int, Answer] = {} if begun is None else begun
     wrote = False
     try:
         async with (

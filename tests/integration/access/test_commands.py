@@ -10,7 +10,7 @@ from pathlib import Path
 
 from tests.certificates import Authority, Pair
 from tests.integration.access.callers import Keys
-from tests.integration.router.harness import running
+from tests.integration.router.harness import running, until
 from tests.scripted_workers import expected
 
 
@@ -66,3 +66,21 @@ async def test_commands_show_what_they_are_given(
             )
             assert code == 0, err
             assert keys.user not in out + err
+
+
+async def test_what_came_before_a_stream_broke_is_in_the_json_object(model_dir: Path) -> None:
+    async with running(model_dir) as cluster:
+        cluster.d.step_s = 0.05
+        asked = ("--token-ids", "1", "--max-tokens", "200", "--seed", "1", "--json")
+        work = asyncio.ensure_future(pdserve("generate", *asked, "--address", cluster.server.address))
+        await until(lambda: bool(cluster.d.reserved), 100)
+        await cluster.server.drain(1.0)
+        code, out, err = await work
+    told = json.loads(out)
+    assert code == 1
+    assert "the router stops" in err
+    assert told["error"] == {"code": "UNAVAILABLE", "reason": "STOPPING", "message": "the router stops"}
+    assert told["finish_reason"] is None
+    tokens = told["token_ids"]
+    assert tokens
+    assert tuple(tokens) == expected([1], 1, 200)[: len(tokens)]
