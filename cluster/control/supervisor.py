@@ -44,6 +44,8 @@ log = logging.getLogger(__name__)
 
 Launch = Callable[[WorkerSpec], WorkerHandle]
 _LEAVING = "goes when another is ready in its place"
+_FINISHES = "finishes what it has"
+_GOES_FIRST = f"{_FINISHES}, before another starts in its place: there is no room for both"
 
 
 class StartError(Exception):
@@ -124,9 +126,9 @@ class Supervisor:
         for pool in self._membership.pools.values():
             self._carry_out(plan_pool(pool), pool.role)
 
-    def drain(self, member: Member, timeout_s: float | None) -> None:
+    def drain(self, member: Member, timeout_s: float | None, detail: str = _FINISHES) -> None:
         """Raises IllegalMove where the worker is in no state to drain."""
-        self._membership.move(member, WorkerState.DRAINING, "finishes what it has")
+        self._membership.move(member, WorkerState.DRAINING, detail)
         self._tasks.start(self._stop(member, timeout_s), f"drain {member.worker_id}")
 
     def replace(self, member: Member, drain_timeout_s: float | None) -> None:
@@ -157,8 +159,10 @@ class Supervisor:
             self._membership.move(member, WorkerState.DEAD, "not needed any more")
             self._membership.remove(member)
             self._running[member.key].handle.kill()
+        has_no_room = any(member.finds_no_room for member in self._membership.pools[role].members)
         for member in plan.drain:
-            self.drain(member, member.drain_timeout_s)
+            detail = _GOES_FIRST if member.is_leaving and has_no_room else _FINISHES
+            self.drain(member, member.drain_timeout_s, detail)
         if not plan.start:
             return
         loop = asyncio.get_running_loop()

@@ -114,6 +114,7 @@ async def test_where_there_is_no_room_for_two_the_old_one_goes_first(running: Cl
     running.supervisor.replace(old, None)
     running.supervisor.reconcile()
     await running.until({"prefill-0": S.READY, "decode-0": S.DRAINING, "decode-1": S.STARTING})
+    assert "before another starts in its place: there is no room for both" in old.detail
 
 
 async def test_a_worker_stays_where_none_can_start_in_its_place(
