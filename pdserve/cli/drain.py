@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from pdserve.cli.console import out
+from pdserve.cli.console import err, out
 from pdserve.cli.scale import Wait
 from pdserve.cli.target import Choice, Target, asks_router
 from pdserve.cli.watching import Steps, wait_until_settled
@@ -15,7 +15,12 @@ from pdserve.client import Cluster, NotFound, Role
 
 Limit = Annotated[
     float | None,
-    typer.Option("--timeout", metavar="SECONDS", help="Move what still runs then to others. Default: never."),
+    typer.Option(
+        "--timeout",
+        metavar="SECONDS",
+        min=0,
+        help="How long its requests may go on there; then other workers take them over. Default: no limit.",
+    ),
 ]
 
 
@@ -44,9 +49,11 @@ async def _drain(target: Target, worker: str, replace: bool, timeout_s: float | 
         before = await client.get_cluster(timeout=10.0)
         role = _role_of(before, worker)
         steps = Steps(before)
-        steps.show(
-            await client.drain_worker(worker, replace=replace, drain_timeout_s=timeout_s, timeout=10.0)
-        )
+        after = await client.drain_worker(worker, replace=replace, drain_timeout_s=timeout_s, timeout=10.0)
+        if any(pool.role is role and pool.target == 0 for pool in after.pools):
+            told = f"{role.value} has no worker then: requests wait until there is one, or their time is over"
+            err.print(f"{told} (pdserve scale {role.value}=1)", style="yellow", markup=False)
+        steps.show(after)
         if wait:
             await wait_until_settled(client, {role}, steps, timeout_s=3600.0)
 

@@ -10,25 +10,35 @@ import typer
 
 from pdserve.cli.console import INTERRUPTED, err, out
 from pdserve.cli.target import Choice, Target, asks_router
-from pdserve.cli.watching import Steps
-from pdserve.client import Client, Cluster, Pool, Unavailable, Worker, WorkerState
+from pdserve.cli.watching import SERVING, Steps, patiently, wait_until_at_rest
+from pdserve.client import (
+    Client,
+    Cluster,
+    FailedPrecondition,
+    NotFound,
+    Pool,
+    Unavailable,
+    Worker,
+    WorkerState,
+)
 
 _LOOK_EVERY_S = 0.2
-# A router or controller that is away for a moment is no reason to give up.
-_AWAY_S = 60.0
 # A new controller does not know of what the one before it was asked.
 _ASK_AGAIN_S = 10.0
 # What a router's predecessor has for its requests, if nothing is said.
 _ROUTER_DRAIN_S = 300.0
-# The others end by themselves, or are new.
-_SERVING = (WorkerState.READY, WorkerState.UNHEALTHY)
 
 Pools = Annotated[
     list[str] | None, typer.Argument(metavar="[POOL ...]", help="prefill, decode, colocated. Default: all.")
 ]
 Limit = Annotated[
     float | None,
-    typer.Option("--timeout", metavar="SECONDS", help="How long each may drain. Default: no limit."),
+    typer.Option(
+        "--timeout",
+        metavar="SECONDS",
+        min=0,
+        help="How long each may drain. Default: no limit; a router 300.",
+    ),
 ]
 Routers = Annotated[
     bool,
@@ -57,7 +67,7 @@ def restart(
     """Replace the workers of the pools by new ones, one at a time. No request is lost.
 
     A new worker starts first; when it is ready the old one takes no new work, finishes what it has, and goes.
-    Ctrl-C stops behind the one that is at it.
+    Ctrl-C stops behind the one that is at it. What another command has begun in a pool is waited for first.
 
     Examples:
         pdserve restart
@@ -91,8 +101,11 @@ class Rolling:
         self._num_workers = 0
         self._current: str | None = None
         self._what = "workers"
+        self._without_any = "nothing was replaced"
 
     def told(self) -> str:
+        if not self._num_workers:
+            return self._without_any
         done = f"{self._num_done} of {self._num_workers} {self._what} are new"
         if self._current is None:
             return done
@@ -100,11 +113,14 @@ class Rolling:
 
     async def run(self, client: Client, names: list[str]) -> None:
         """Raises PdserveError."""
-        cluster = await client.get_cluster(timeout=10.0)
-        workers = [worker for pool in _named(cluster, names) for worker in pool.workers]
-        workers = [worker for worker in workers if worker.state in _SERVING]
+        first = await client.get_cluster(timeout=10.0)
+        roles = [pool.role for pool in _named(first, names)]
+        steps = Steps(first)
+        pools = await wait_until_at_rest(client, first, roles, steps)
+        workers = [worker for pool in pools for worker in pool.workers if worker.state in SERVING]
         self._num_workers = len(workers)
-        steps = Steps(cluster)
+        of = " and ".join(role.value for role in roles)
+        self._without_any = f"nothing was replaced: no worker is wanted in {of}"
         for worker in workers:
             self._current = worker.id
             await self._replace(client, worker, steps)
@@ -113,7 +129,7 @@ class Rolling:
 
     async def run_routers(self, client: Client) -> None:
         """One after the other. Whoever is connected is asked to connect again. Raises PdserveError."""
-        routers = (await _patiently(client)).routers
+        routers = (await patiently(client)).routers
         if self._num_workers:
             out.print(self.told())
         self._what, self._num_done, self._num_workers = "routers", 0, len(routers)
@@ -130,7 +146,7 @@ class Rolling:
         """One that has gone by itself meanwhile is new already, or will be."""
         asked_at: float | None = None
         while True:
-            cluster = await _patiently(client)
+            cluster = await patiently(client)
             steps.show(cluster)
             pool = cluster.pool(worker.role)
             if pool is None or is_replaced(pool, worker):
@@ -139,14 +155,20 @@ class Rolling:
                 raise Unavailable(f"{worker.id} stays, no other can start: {pool.unrecoverable_reason}")
             if _may_be_asked(pool, worker) and (asked_at is None or _is_forgotten(pool, asked_at)):
                 asked_at = time.monotonic()
-                await client.drain_worker(
-                    worker.id,
-                    replace=True,
-                    replace_first=self._surge,
-                    drain_timeout_s=self._drain_timeout_s,
-                    timeout=10.0,
-                )
+                await self._ask(client, worker)
             await asyncio.sleep(_LOOK_EVERY_S)
+
+    async def _ask(self, client: Client, worker: Worker) -> None:
+        try:
+            await client.drain_worker(
+                worker.id,
+                replace=True,
+                replace_first=self._surge,
+                drain_timeout_s=self._drain_timeout_s,
+                timeout=10.0,
+            )
+        except (FailedPrecondition, NotFound):
+            pass  # it goes already: somebody else has asked since we looked
 
 
 def is_replaced(pool: Pool, worker: Worker) -> bool:
@@ -160,7 +182,7 @@ def _is_whole(pool: Pool) -> bool:
 
 
 def _may_be_asked(pool: Pool, worker: Worker) -> bool:
-    return any(w.instance_id == worker.instance_id and w.state in _SERVING for w in pool.workers)
+    return any(w.instance_id == worker.instance_id and w.state in SERVING for w in pool.workers)
 
 
 def _is_forgotten(pool: Pool, asked_at: float) -> bool:
@@ -171,17 +193,6 @@ def _is_forgotten(pool: Pool, asked_at: float) -> bool:
 def _pid_of(cluster: Cluster, router_id: str) -> str:
     pids = [router.pid for router in cluster.routers if router.id == router_id and router.pid]
     return f" (pid {pids[0]})" if pids else ""
-
-
-async def _patiently(client: Client) -> Cluster:
-    began = time.monotonic()
-    while True:
-        try:
-            return await client.get_cluster(timeout=10.0)
-        except Unavailable:
-            if time.monotonic() - began > _AWAY_S:
-                raise
-            await asyncio.sleep(_LOOK_EVERY_S)
 
 
 def _named(cluster: Cluster, names: list[str]) -> list[Pool]:

@@ -14,7 +14,7 @@ from pdserve.cli.watching import Steps, wait_until_settled
 from pdserve.client import Cluster, Role
 
 Wait = Annotated[bool, typer.Option("--wait/--no-wait", metavar="", help="Return when it is done / at once.")]
-Timeout = Annotated[float, typer.Option("--timeout", metavar="SECONDS", help="How long to wait.")]
+Timeout = Annotated[float, typer.Option("--timeout", metavar="SECONDS", min=0, help="How long to wait.")]
 Pools = Annotated[list[str], typer.Argument(metavar="POOL=N", help="prefill=N, decode=N or colocated=N.")]
 
 

@@ -7,9 +7,13 @@ import time
 
 from pdserve.cli.console import out
 from pdserve.cli.steps import PATIENCE_S, is_waiting
-from pdserve.client import Client, Cluster, PdserveError, Role, Unavailable, Worker, WorkerState
+from pdserve.client import Client, Cluster, PdserveError, Pool, Role, Unavailable, Worker, WorkerState
 
 _LOOK_EVERY_S = 0.2
+# A router or controller that is away for a moment is no reason to give up.
+_AWAY_S = 60.0
+# The others end by themselves, or are new.
+SERVING = (WorkerState.READY, WorkerState.UNHEALTHY)
 
 
 class Steps:
@@ -70,6 +74,49 @@ async def wait_until_settled(client: Client, roles: set[Role], steps: Steps, tim
             background = "it goes on in the background, see pdserve status"
             raise PdserveError(f"not done after {timeout_s:g} s; {background}{told}")
         await asyncio.sleep(_LOOK_EVERY_S)
+
+
+async def wait_until_at_rest(client: Client, cluster: Cluster, roles: list[Role], steps: Steps) -> list[Pool]:
+    """The pools when nobody comes or goes in them any more: what another command has begun ends first.
+
+    Raises Unavailable where one has no worker and none can start.
+    """
+    is_told = False
+    while True:
+        pools = [pool for pool in cluster.pools if pool.role in roles]
+        for pool in pools:
+            if pool.unrecoverable_reason and not any(each.state in SERVING for each in pool.workers):
+                raise Unavailable(f"{pool.role.value}: {pool.unrecoverable_reason}")
+        moving = [told for pool in pools for told in movements(pool)]
+        if not moving:
+            return pools
+        if not is_told:
+            out.print(f"waits until what is under way is done: {', '.join(moving)}", markup=False)
+            is_told = True
+        await asyncio.sleep(_LOOK_EVERY_S)
+        cluster = await patiently(client)
+        steps.show(cluster)
+
+
+def movements(pool: Pool) -> list[str]:
+    """Why a pool is not at rest. One that cannot be whole again is as much at rest as it will be."""
+    if pool.unrecoverable_reason:
+        return []
+    moving = [f"{each.id} is {each.state.value}" for each in pool.workers if each.state not in SERVING]
+    if moving or len(pool.workers) == pool.target:
+        return moving
+    return [f"{pool.role.value} has {len(pool.workers)} workers, and is to have {pool.target}"]
+
+
+async def patiently(client: Client) -> Cluster:
+    began = time.monotonic()
+    while True:
+        try:
+            return await client.get_cluster(timeout=10.0)
+        except Unavailable:
+            if time.monotonic() - began > _AWAY_S:
+                raise
+            await asyncio.sleep(_LOOK_EVERY_S)
 
 
 def _workers(cluster: Cluster) -> list[Worker]:

@@ -8,9 +8,9 @@ from typing import cast
 
 import pytest
 
-from pdserve.cli import restart
+from pdserve.cli import restart, watching
 from pdserve.cli.restart import Rolling
-from pdserve.client import Client, Cluster, Role, Unavailable, Worker, WorkerState
+from pdserve.client import Client, Cluster, FailedPrecondition, Pool, Role, Unavailable, Worker, WorkerState
 from tests.integration.router.harness import until
 from tests.unit.cli.test_shown import cluster, pool
 
@@ -27,6 +27,7 @@ class ScriptedClient:
         # How many looks fail first.
         self.num_away = 0
         self.is_stuck = False
+        self.refusal: FailedPrecondition | None = None
 
     async def get_cluster(self, timeout: float) -> Cluster:
         if self.num_away:
@@ -48,6 +49,8 @@ class ScriptedClient:
             self._change(lambda pool: _replaced(pool, unrecoverable_reason=self.trouble))
         elif not self.is_stuck:
             self._change(lambda pool: _replaced(pool, workers=tuple(_renewed(pool.workers, worker_id))))
+        if self.refusal is not None:
+            raise self.refusal
         return self.now
 
     def _change(self, change) -> None:  # type: ignore[no-untyped-def]
@@ -83,6 +86,7 @@ def run(rolling: Rolling, client: ScriptedClient, *names: str) -> None:
 @pytest.fixture(autouse=True)
 def no_waiting(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(restart, "_LOOK_EVERY_S", 0.001)
+    monkeypatch.setattr(watching, "_LOOK_EVERY_S", 0.001)
 
 
 def test_every_worker_is_replaced_in_turn() -> None:
@@ -147,3 +151,45 @@ def test_an_interrupt_says_how_far_it_came() -> None:
 
     asyncio.run(asyncio.wait_for(scenario(), 20))
     assert rolling.told().startswith("0 of 3 workers are new; prefill-0 is still being replaced")
+
+
+def moved(client: ScriptedClient, *changed: Pool) -> None:
+    others = [pool for pool in client.now.pools if pool.role not in {each.role for each in changed}]
+    client.now = replace(client.now, pools=(*others, *changed))
+
+
+def test_what_another_restart_has_begun_is_waited_for_and_then_all_are_replaced() -> None:
+    client, rolling = scripted(), Rolling(surge=False, drain_timeout_s=None)
+    before = client.now
+    moved(client, pool(Role.PREFILL, 1, DRAINING))
+
+    async def scenario() -> None:
+        running = asyncio.ensure_future(rolling.run(cast(Client, client), ["prefill"]))
+        await asyncio.sleep(0.05)
+        moved(client, pool(Role.PREFILL, 1, WorkerState.STARTING))
+        await asyncio.sleep(0.05)
+        assert client.asked == []
+        client.now = before
+        await asyncio.wait_for(running, 10)
+
+    asyncio.run(scenario())
+    assert [worker for worker, _, _ in client.asked] == ["prefill-0"]
+    assert rolling.told() == "1 of 1 workers are new"
+
+
+def test_a_worker_that_somebody_else_lets_go_at_the_same_moment_is_no_failure() -> None:
+    client, rolling = scripted(), Rolling(surge=True, drain_timeout_s=None)
+    client.refusal = FailedPrecondition("prefill-0 is draining: only a ready worker can be drained")
+    run(rolling, client, "prefill")
+    assert rolling.told() == "1 of 1 workers are new"
+
+
+def test_where_there_is_no_worker_it_says_that_nothing_was_replaced() -> None:
+    client, rolling = scripted(), Rolling(surge=True, drain_timeout_s=None)
+    moved(client, pool(Role.PREFILL, 0))
+    run(rolling, client, "prefill")
+    assert rolling.told() == "nothing was replaced: no worker is wanted in prefill"
+    moved(client, pool(Role.PREFILL, 1, WorkerState.DEAD, reason="no weights"))
+    with pytest.raises(Unavailable, match="prefill: no weights"):
+        run(rolling, client, "prefill")
+    assert client.asked == []

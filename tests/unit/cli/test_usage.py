@@ -31,8 +31,10 @@ from pdserve.client import (
     Prompt,
     Role,
     Unavailable,
+    WorkerState,
 )
 from pdserve.cluster_results import Quantiles, RouterLoad
+from tests.unit.cli.test_shown import pool as pool_of
 
 NONE = Quantiles(0, 0.0, 0.0)
 
@@ -114,6 +116,31 @@ def test_scale_names_the_pools_that_the_cluster_has(
     done = run("scale", *pools, "--address", "127.0.0.1:1")
     assert done.exit_code == 2
     assert f"there is no pool '{pools[-1][:-2]}'; one has prefill and decode" in done.output
+
+
+@pytest.mark.parametrize("command", [("drain", "decode-0"), ("restart",), ("scale", "decode=1")])
+def test_no_time_is_below_zero(command: Sequence[str]) -> None:
+    done = run(*command, "--timeout", "-1", "--address", "127.0.0.1:1")
+    assert done.exit_code == 2
+    assert "'--timeout': Input should be greater than or equal to 0" in done.output
+
+
+def test_who_drains_a_pools_last_worker_is_told_that_requests_wait(monkeypatch: pytest.MonkeyPatch) -> None:
+    before = replace(cluster_named("one"), pools=(pool_of(Role.DECODE, 1, WorkerState.READY),))
+    after = replace(before, pools=(replace(before.pools[0], target=0),))
+
+    async def get_cluster(self: Client, *, timeout: float | None = None) -> Cluster:
+        return before
+
+    async def drain_worker(self: Client, worker_id: str, **how: object) -> Cluster:
+        return before if how["replace"] else after
+
+    monkeypatch.setattr(Client, "get_cluster", get_cluster)
+    monkeypatch.setattr(Client, "drain_worker", drain_worker)
+    at = ("--address", "127.0.0.1:1", "--no-wait")
+    told = "decode has no worker then: requests wait"
+    assert told in run("drain", "decode-0", *at).stderr
+    assert told not in run("drain", "decode-0", "--replace", *at).stderr
 
 
 @pytest.fixture
