@@ -23,7 +23,7 @@ from cluster.state import read_record
 from engine.errors import ModelError, NativeUnavailable
 from engine.model_facts import ModelFacts, gpu_memory_bytes, locate_model, read_facts
 from engine.native.requirements import check_machine
-from router.access.certificates import days_left
+from router.access.certificates import days_left, why_not_for
 from router.config import RouterSettings
 from router.text.model_folder import ModelFolderError, read_model_folder
 from worker.identity import Role
@@ -128,6 +128,9 @@ def _check_front(router: RouterSettings, report: Report) -> None:
     if router.tls is not None and (days := days_left(router.tls.cert)) < _SOON_DAYS:
         told = f"{str(router.tls.cert)!r} expires in {days} days; a new one there is taken at once"
         report.add(Severity.WARNING, f"router.tls.cert: {told}")
+    hosts = [address.rpartition(":")[0].strip("[]") for address in router.addresses().values()]
+    if router.tls is not None and (told := why_not_for(router.tls.cert, hosts)):
+        report.add(Severity.WARNING, f"router.tls.cert: {str(router.tls.cert)!r} {told}")
 
 
 def _check_ports(config: ClusterConfig, report: Report) -> None:

@@ -24,11 +24,13 @@ class Authority:
         self.cert = folder / f"{name}.pem"
         self._ca.cert_pem.write_to_path(str(self.cert))
 
-    def issue(self, name: str, *, since_days: float = 1, for_days: float = 30) -> Pair:
-        """For 127.0.0.1, valid from so many days ago to so many days from now."""
+    def issue(
+        self, name: str, *, since_days: float = 1, for_days: float = 30, host: str = "127.0.0.1"
+    ) -> Pair:
+        """For `host`, valid from so many days ago to so many days from now."""
         now = datetime.now(timezone.utc).replace(tzinfo=None)
         issued = self._ca.issue_cert(
-            "127.0.0.1",
+            host,
             common_name=name,
             not_before=now - timedelta(days=since_days),
             not_after=now + timedelta(days=for_days),

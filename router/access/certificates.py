@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from datetime import datetime, timezone
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from cryptography.x509 import Certificate
+
+# Who listens there is reached by other addresses.
+_EVERYWHERE = ("0.0.0.0", "::")
 
 
 def read_file(path: Path) -> bytes:
@@ -30,6 +33,26 @@ def days_left(path: Path) -> int:
     """Until the first of a chain has expired. Raises ValueError."""
     end = min(certificate.not_valid_after_utc for certificate in _read_certificates(path))
     return (end - datetime.now(timezone.utc)).days
+
+
+def why_not_for(path: Path, hosts: Iterable[str]) -> str:
+    """What a client that checks names would miss in the certificate of a server at `hosts` (addresses or
+    names); "": nothing. With any DNS name in it, it may be reached by that. Raises ValueError."""
+    from cryptography.x509 import DNSName, ExtensionNotFound, IPAddress, SubjectAlternativeName
+
+    try:
+        found = _read_certificates(path)[0].extensions.get_extension_for_class(SubjectAlternativeName)
+    except ExtensionNotFound:
+        return "is for no name and no address (subjectAltName): clients will not take it"
+    if found.value.get_values_for_type(DNSName):
+        return ""
+    addresses = [str(address) for address in found.value.get_values_for_type(IPAddress)]
+    missing = sorted({host for host in hosts if host not in (*addresses, *_EVERYWHERE)})
+    if addresses and not missing:
+        return ""
+    return (
+        f"is for {' and '.join(addresses) or 'no name'}: clients at {' or '.join(missing)} will not take it"
+    )
 
 
 def check_authorities(path: Path) -> Path:

@@ -68,6 +68,11 @@ def test_a_certificate_that_soon_expires_and_an_open_port_are_warned_of(model: P
     (told,) = warned(tls.format(soon))
     assert told.startswith(f"router.tls.cert: '{soon.cert}' expires in 3 days")
     assert warned(tls.format(late)) == []
+    elsewhere = authority.issue("elsewhere", for_days=60, host="10.0.0.1")
+    assert warned(tls.format(elsewhere)) == [
+        f"router.tls.cert: '{elsewhere.cert}' is for 10.0.0.1: clients at 127.0.0.1 will not take it"
+    ]
+    assert warned(tls.format(authority.issue("named", for_days=60, host="pd.example.org"))) == []
     open_to_all = "grpc: '0.0.0.0:59999', insecure: true"
     assert warned(open_to_all) == [
         "router.grpc: 0.0.0.0:59999 is open to the network, without encryption and keys"
