@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+from pathlib import Path
 from typing import Annotated
 
 import typer
@@ -24,18 +26,23 @@ def new(
         bool, typer.Option("--generate", metavar="", help="It may generate: so without any flag.")
     ] = False,
     admin: Annotated[
-        bool, typer.Option("--admin", metavar="", help="It may look at the cluster, scale and drain.")
+        bool,
+        typer.Option("--admin", metavar="", help="It may look at the cluster, scale, drain and restart."),
     ] = False,
     metrics: Annotated[
         bool, typer.Option("--metrics", metavar="", help="It may read /metrics, as every key may.")
     ] = False,
+    to: Annotated[
+        Path | None,
+        typer.Option("--out", metavar="FILE", help="Write the key there, as --api-key-file reads it."),
+    ] = None,
 ) -> None:
-    """Make an API key. The key is told on stderr, once; the line for the file of `router.api_keys` goes to
-    stdout, and holds its hash only.
+    """Make an API key. The key is told on stderr, once, or goes to a new file that only you may read; the
+    line for the file of `router.api_keys` goes to stdout, and holds its hash only.
 
     Examples:
         pdserve key new alice >> keys
-        pdserve key new ops --generate --admin >> keys
+        pdserve key new ops --generate --admin --out ops.key >> keys
     """
     flags = {Permission.GENERATE: generate, Permission.ADMIN: admin, Permission.METRICS: metrics}
     wanted = [permission for permission, is_wanted in flags.items() if is_wanted]
@@ -43,6 +50,18 @@ def new(
         key, line = new_key(name, wanted or [Permission.GENERATE])
     except ValueError as error:
         raise typer.BadParameter(str(error)) from None
-    err.print("the key, which nobody can show again:", style="dim")
-    err.print(key, markup=False)
+    if to is None:
+        err.print("the key, which nobody can show again:", style="dim")
+        err.print(key, markup=False)
+    else:
+        _save(key, to)
     write(line + "\n")
+
+
+def _save(key: str, to: Path) -> None:
+    """Into a new file: one that is there may hold a key of somebody's."""
+    try:
+        with open(os.open(to, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w", encoding="utf-8") as file:
+            file.write(key + "\n")
+    except OSError as error:
+        raise typer.BadParameter(f"--out {to}: {error.strerror}") from None

@@ -24,8 +24,8 @@ _HASH = re.compile(r"sha256:([0-9a-f]{64})")
 
 
 class Permission(Enum):
-    """GENERATE: answers, and the model's facts. ADMIN: GetCluster, ScalePool, DrainWorker and the page.
-    METRICS: nothing but what Prometheus reads, which every key may."""
+    """GENERATE: answers, and the model's facts. ADMIN: GetCluster, ScalePool, DrainWorker,
+    RestartRouter and the page. METRICS: nothing but what Prometheus reads, which every key may."""
 
     GENERATE = "generate"
     ADMIN = "admin"
