@@ -20,7 +20,7 @@ from observability.config import LogFormat, ObservabilityConfig
 _NOT_FIELDS = frozenset(RESERVED_ATTRS) | {"message", "asctime"}
 # The first part of our loggers' names.
 _OURS = frozenset(
-    {"observability", "engine", "kv_transfer", "worker", "prefill_worker", "decode_worker"}
+    {"observability", "trust", "engine", "kv_transfer", "worker", "prefill_worker", "decode_worker"}
     | {"router", "cluster", "pdserve"}
 )
 _PLAIN = re.compile(r"[\w.:/@+-]+", re.ASCII)

@@ -55,8 +55,10 @@ def nodes(tmp_path_factory: pytest.TempPathFactory) -> Iterator[TwoNodes]:
     with pytest.MonkeyPatch.context() as patch:
         for name, value in {**ray_environment(folder), "RAY_TMPDIR": str(folder)}.items():
             patch.setenv(name, value)
+        from ray._private.authentication_test_utils import reset_auth_token_state
         from ray.cluster_utils import Cluster  # reads the environment
 
+        reset_auth_token_state()  # a process that spoke to a Ray before has read it once and for all
         common = {"node_ip_address": "127.0.0.1", "temp_dir": str(folder)}
         head = {"num_cpus": 2, "labels": {"zone": "a"}, "include_dashboard": False, "gcs_server_port": 0}
         ray = Cluster(initialize_head=True, head_node_args={**common, **head})

@@ -31,7 +31,7 @@ async def test_a_killed_routers_work_is_freed_and_another_routers_goes_on(
                 if isinstance(event, Delta):
                     break
             long = others.generate(
-                prompt(1900, 2), max_tokens=8, timeout=60, temperature=0, request_id="long"
+                prompt(1900, 2), max_tokens=100, timeout=60, temperature=0, request_id="long"
             )
             prefilling = asyncio.ensure_future(long)
             await doomed.moment("long", Moment.PREFILL_BEGIN, 30.0)
@@ -39,7 +39,7 @@ async def test_a_killed_routers_work_is_freed_and_another_routers_goes_on(
             mine = client.generate(ids, max_tokens=60, temperature=0, ignore_eos=True, timeout=60)
             answering = asyncio.ensure_future(mine)
             for worker in cluster.workers.values():
-                assert not has_nothing(await worker.status())
+                await worker.until(lambda status: not has_nothing(status), 20.0)
             doomed.process.kill()
             with pytest.raises(Unavailable):
                 await prefilling

@@ -6,6 +6,7 @@ import logging
 import os
 import threading
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
@@ -27,7 +28,8 @@ def _cores_given_back() -> Iterator[None]:
     cores = os.sched_getaffinity(0)
     yield
     for thread in os.listdir("/proc/self/task"):
-        os.sched_setaffinity(int(thread), cores)
+        with suppress(ProcessLookupError):  # one that ended meanwhile
+            os.sched_setaffinity(int(thread), cores)
 
 
 def test_without_a_compiler_torch_reads_and_one_line_says_so(
