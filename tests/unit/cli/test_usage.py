@@ -149,7 +149,7 @@ def asked(monkeypatch: pytest.MonkeyPatch) -> list[Prompt]:
     prompts: list[Prompt] = []
 
     async def stream(
-        target: Target, prompt: Prompt, options: object, timeout: float | None, live: bool
+        target: Target, prompt: Prompt, options: object, timeout: float | None, live: bool, begun: object
     ) -> list[Answer]:
         prompts.append(prompt)
         return []
@@ -186,7 +186,12 @@ def test_what_the_answer_must_be_comes_from_files_and_words(
     sent: list[Mapping[str, object]] = []
 
     async def stream(
-        target: Target, prompt: Prompt, options: GenerateOptions, timeout: float | None, live: bool
+        target: Target,
+        prompt: Prompt,
+        options: GenerateOptions,
+        timeout: float | None,
+        live: bool,
+        begun: object,
     ) -> list[Answer]:
         sent.append(options)
         return []
