@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from types import TracebackType
 
@@ -15,11 +15,14 @@ from pdserve.v1.errors import DeadlineExceeded
 
 class Deadline:
     """`async with Deadline(seconds)`: cancels what the task waits for and raises DeadlineExceeded.
-    `spent_s`: what went by of it before."""
+    `spent_s`: what went by of it before. `why`: what it waits for, if known, for the error."""
 
-    def __init__(self, timeout_s: float, spent_s: float = 0.0) -> None:
+    def __init__(
+        self, timeout_s: float, spent_s: float = 0.0, why: Callable[[], str | None] = lambda: None
+    ) -> None:
         self._timeout_s = timeout_s
         self._spent_s = spent_s
+        self._why = why
         self._timer: asyncio.TimerHandle | None = None
         self._task: asyncio.Task[object] | None = None
         # The loop's clock.
@@ -67,7 +70,8 @@ class Deadline:
             raise self._error()
 
     def _error(self) -> DeadlineExceeded:
-        return DeadlineExceeded(f"not done within {self._timeout_s:g} s")
+        why = self._why()
+        return DeadlineExceeded(f"not done within {self._timeout_s:g} s{f': {why}' if why else ''}")
 
     def _expire(self) -> None:
         self.has_passed = True

@@ -15,6 +15,7 @@ import typer
 from pdserve.cli.answer import Answer, as_object, broken_object, show_logprobs
 from pdserve.cli.console import err, out, write
 from pdserve.cli.explain import ask_facts, explanation
+from pdserve.cli.late import saying_why_late
 from pdserve.cli.target import Choice, Target, asks_router
 from pdserve.client import ChatMessage, Delta, GenerateOptions, PdserveError, Prompt, Started
 
@@ -117,7 +118,7 @@ def generate(
     live = n == 1 and not as_json
     begun: dict[int, Answer] = {}
     try:
-        answers = asyncio.run(stream(at, asked, options, timeout, live, begun))
+        answers = asyncio.run(saying_why_late(at, stream(at, asked, options, timeout, live, begun)))
     except PdserveError as error:
         if as_json and begun:
             _write_json(

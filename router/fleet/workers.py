@@ -23,6 +23,7 @@ logger = logging.getLogger(__name__)
 
 _LOOK_EVERY_S = 0.25
 _ENDED = (WorkerState.STOPPED, WorkerState.DEAD)
+_IS_CLOSED = "is scaled to 0: requests wait until there is a worker"
 
 
 class Route(Enum):
@@ -190,6 +191,18 @@ class WorkerTable:
             if reason is not None and not self.usable(role):
                 return f"the {role.name.lower()} pool cannot recover: {reason}"
         return None
+
+    @property
+    def reason_to_wait(self) -> str | None:
+        """Why a request that came now would wait. None: it would not."""
+        route = self.route
+        if route is None:
+            return "the controller has not said yet which workers there are"
+        lacking = [role for role in route.value if not self.usable(role)]
+        closed = " and ".join(role.name.lower() for role in lacking if not self.targets[role])
+        if closed:
+            return f"{closed} {_IS_CLOSED}"
+        return (self.unrecoverable_reason or "workers are starting or being replaced") if lacking else None
 
     @property
     def max_sequence_tokens(self) -> int | None:

@@ -77,8 +77,8 @@ class GenerationService:
 
     def _deadline(self, remaining_s: float | None) -> Deadline:
         if remaining_s is None or remaining_s > _NO_DEADLINE_S:
-            return Deadline(self._router.config.default_timeout_s)
-        return Deadline(remaining_s)
+            remaining_s = self._router.config.default_timeout_s
+        return Deadline(remaining_s, why=lambda: self._router.table.reason_to_wait)
 
 
 def _caller(context: UnaryContext | GenerateContext) -> TraceContext | None:

@@ -16,9 +16,9 @@ def routes(router: Router) -> list[BaseRoute]:
 
     async def health(request: Request) -> Response:
         """200 while a request that came now could be served, else 503."""
-        if router.table.is_serving:
+        reason = router.table.reason_to_wait
+        if reason is None:
             return JSONResponse({"status": "serving"})
-        reason = router.table.unrecoverable_reason or "workers are starting or being replaced"
         return JSONResponse({"status": "not_serving", "reason": reason}, 503, {"retry-after": "1"})
 
     return [Route("/live", live), Route("/health", health)]

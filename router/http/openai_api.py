@@ -63,7 +63,7 @@ class OpenAI:
     async def completions(self, request: Request) -> Response:
         began_s, timeout_s = time.monotonic(), self._timeout_s(request)
         asked = await read_body(request, CompletionRequest, self._max_body_bytes, timeout_s, self._room)
-        deadline = Deadline(timeout_s, time.monotonic() - began_s)
+        deadline = self._deadline(timeout_s, began_s)
         call = completion_call(
             asked,
             _request_id(request, asked.request_id),
@@ -77,9 +77,12 @@ class OpenAI:
     async def chat(self, request: Request) -> Response:
         began_s, timeout_s = time.monotonic(), self._timeout_s(request)
         asked = await read_body(request, ChatCompletionRequest, self._max_body_bytes, timeout_s, self._room)
-        deadline = Deadline(timeout_s, time.monotonic() - began_s)
+        deadline = self._deadline(timeout_s, began_s)
         call = chat_call(asked, _request_id(request, asked.request_id))
         return await self._answer(request, call, deadline, ChatShape(call, self._name, self._router.codec))
+
+    def _deadline(self, timeout_s: float, began_s: float) -> Deadline:
+        return Deadline(timeout_s, time.monotonic() - began_s, lambda: self._router.table.reason_to_wait)
 
     async def _answer(self, request: Request, call: Call, deadline: Deadline, shape: Shape) -> Response:
         # Where the client names no limit: all that fits.

@@ -284,10 +284,28 @@ async def test_health_follows_what_could_be_served_and_live_stays(model_dir: Pat
         await until(lambda: not cluster.router.table.is_serving)
         sick = await get(address, "/health")
         assert (sick.status, sick.json["status"]) == (503, "not_serving")
+        assert sick.json["reason"] == "workers are starting or being replaced"
         assert (await get(address, "/live")).status == 200
         await cluster.p.start()
         await until(lambda: cluster.router.table.is_serving)
         assert (await get(address, "/health")).status == 200
+
+
+async def test_health_and_a_late_answer_name_the_pool_that_is_scaled_to_0(cluster: Cluster) -> None:
+    pools = cluster.pools()
+    for pool in pools:
+        if pool.role == cluster_pb2.ROLE_DECODE:
+            pool.target = 0
+            pool.ClearField("workers")
+    await cluster.control.show(pools)
+    await until(lambda: not cluster.router.table.is_serving)
+    sick = await get(address_of(cluster), "/health")
+    assert (sick.status, sick.json["status"]) == (503, "not_serving")
+    told = "decode is scaled to 0: requests wait until there is a worker"
+    assert sick.json["reason"] == told
+    body = b'{"prompt": [1], "max_tokens": 2}'
+    late = await post(address_of(cluster), "/v1/completions", body, {TIMEOUT_HEADER: "0.3"})
+    assert late.error["message"] == f"not done within 0.3 s: {told}"
 
 
 async def test_a_request_id_is_echoed_and_names_the_answer(cluster: Cluster) -> None:

@@ -10,6 +10,7 @@ import pytest
 
 from pdserve.cli.answer import Answer, as_object, timings_table
 from pdserve.cli.console import out
+from pdserve.cli.late import lacks
 from pdserve.cli.status import as_object as status_object
 from pdserve.cli.status import engine_lines, pool_lines, quarantine_lines, route_lines, router_lines, show
 from pdserve.cli.watching import Steps, wait_until_settled
@@ -257,3 +258,12 @@ def test_who_no_longer_waits_is_told_that_it_goes_on() -> None:
     told = r"not done after 0\.25 s; it goes on in the background, see pdserve status; decode-0"
     with pytest.raises(PdserveError, match=told):
         asyncio.run(waiting)
+
+
+def test_a_late_answer_names_the_pools_without_a_ready_worker() -> None:
+    ready, starting = WorkerState.READY, WorkerState.STARTING
+    assert lacks(cluster(pool(Role.PREFILL, 2, starting, ready), pool(Role.DECODE, 1, ready))) == []
+    assert lacks(cluster(pool(Role.PREFILL, 1, starting), pool(Role.DECODE, 0))) == [
+        "no prefill worker is ready",
+        "decode is scaled to 0",
+    ]
