@@ -5,10 +5,13 @@ from __future__ import annotations
 import asyncio
 from typing import Annotated
 
+import psutil
 import typer
 
 from cluster.config import MAX_WORKERS
-from pdserve.cli.console import out
+from cluster.state import find_cluster
+from pdserve.cli.console import err, out
+from pdserve.cli.room import lack_of_memory
 from pdserve.cli.target import Choice, Target, asks_router
 from pdserve.cli.watching import Steps, wait_until_settled
 from pdserve.client import Cluster, Role
@@ -34,9 +37,14 @@ def scale(
         pdserve scale decode=1 --no-wait
     """
     targets = _parsed(pools)
-    reached = asyncio.run(_scale(choice.target(), targets, wait, timeout))
+    reached = asyncio.run(_scale(choice.target(), targets, wait, timeout, _is_here(choice)))
     told = " ".join(f"{role.value}={target}" for role, target in reached.items())
     out.print(f"[green]{told}[/]" if wait else f"{told} is under way: see pdserve status")
+
+
+def _is_here(choice: Choice) -> bool:
+    """Whether all its workers are on this machine."""
+    return choice.address is None and find_cluster(choice.name).owns_ray
 
 
 def _parsed(pools: list[str]) -> dict[str, int]:
@@ -58,10 +66,15 @@ def _parsed_one(text: str) -> tuple[str, int]:
     return name, int(number)
 
 
-async def _scale(asked: Target, wanted: dict[str, int], wait: bool, timeout_s: float) -> dict[Role, int]:
+async def _scale(
+    asked: Target, wanted: dict[str, int], wait: bool, timeout_s: float, is_here: bool
+) -> dict[Role, int]:
     async with asked.client() as client:
         cluster = await client.get_cluster(timeout=10.0)
         targets = _by_role(wanted, cluster)
+        lack = lack_of_memory(cluster, targets, psutil.virtual_memory().available) if is_here else None
+        if lack is not None:
+            err.print(f"warning: {lack}", style="yellow", markup=False)
         steps = Steps(cluster)
         for role, target in targets.items():
             steps.show(await client.scale_pool(role, target, timeout=10.0))

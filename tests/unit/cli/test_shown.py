@@ -11,6 +11,7 @@ import pytest
 from pdserve.cli.answer import Answer, as_object, timings_table
 from pdserve.cli.console import out
 from pdserve.cli.late import lacks
+from pdserve.cli.room import lack_of_memory
 from pdserve.cli.status import as_object as status_object
 from pdserve.cli.status import engine_lines, pool_lines, quarantine_lines, route_lines, router_lines, show
 from pdserve.cli.watching import Steps, wait_until_settled
@@ -267,3 +268,18 @@ def test_a_late_answer_names_the_pools_without_a_ready_worker() -> None:
         "no prefill worker is ready",
         "decode is scaled to 0",
     ]
+
+
+def test_more_workers_than_the_memory_holds_are_warned_of() -> None:
+    """Each of those that run has 1 GB."""
+    ready = WorkerState.READY
+    now = cluster(pool(Role.PREFILL, 1, ready), pool(Role.DECODE, 2, ready, ready))
+    assert lack_of_memory(now, {Role.DECODE: 6}, free_bytes=4 * 10**9) is None
+    told = lack_of_memory(now, {Role.DECODE: 7}, free_bytes=4 * 10**9)
+    assert told is not None
+    assert told.startswith("5 more in decode, each about 0.9 GiB as those that run, want 4.7 GiB")
+    assert lack_of_memory(now, {Role.DECODE: 0}, free_bytes=0) is None
+    # Of a pool without workers the others tell; without any nobody does.
+    empty = cluster(pool(Role.PREFILL, 1, ready), pool(Role.DECODE, 0))
+    assert lack_of_memory(empty, {Role.DECODE: 1}, free_bytes=10**8) is not None
+    assert lack_of_memory(cluster(pool(Role.DECODE, 0)), {Role.DECODE: 9}, free_bytes=0) is None
