@@ -6,6 +6,7 @@ import sys
 
 from rich.console import Console
 
+from pdserve.cli.no_answer import why_no_answer
 from pdserve.v1.errors import Unauthenticated, Unavailable
 
 # The exit code after Ctrl-C, as shells give it: 128 + SIGINT.
@@ -39,5 +40,5 @@ def _in_words(error: BaseException) -> str:
         return f"{text} (here: PDSERVE_API_KEY, or --api-key-file)"
     is_router_lost = isinstance(error, Unavailable) and error.reason != "CONTROLLER_LOST"
     if is_router_lost and "failed to connect" in text:
-        return f"no router answers there: {text.rpartition('ipv4:')[2]}"
+        return f"no router answers there: {why_no_answer(text)}"
     return text

@@ -20,6 +20,7 @@ import typer
 from cluster.config import split_address
 from cluster.state import ClusterRecord, find_cluster, running_clusters
 from pdserve.client import Client, Credentials
+from router.access.certificates import check_authorities, check_certificates, check_key
 
 _CONNECT_TIMEOUT_S = 2.0
 API_KEY_VARIABLE = "PDSERVE_API_KEY"
@@ -161,7 +162,24 @@ def _choice(
         credentials = Credentials(_api_key(api_key_file), bool(tls), ca, cert, key)
     except ValueError:
         raise typer.BadParameter("--cert and --key go together") from None
+    if address is not None:
+        _check_files(credentials)
     return Choice(address, name, credentials)
+
+
+def _check_files(shown: Credentials) -> None:
+    """As a router checks its own: of a handshake that failed little can be told."""
+    option = "--ca"
+    try:
+        if shown.ca is not None:
+            check_authorities(shown.ca)
+        if shown.cert is not None and shown.key is not None:
+            option = "--cert"
+            check_certificates(shown.cert)
+            option = "--key"
+            check_key(shown.key, shown.cert)
+    except ValueError as error:
+        raise typer.BadParameter(f"{option}: {error}") from None
 
 
 def _api_key(file: Path | None) -> str | None:

@@ -40,19 +40,20 @@ def why_not_for(path: Path, hosts: Iterable[str]) -> str:
     names); "": nothing. With any DNS name in it, it may be reached by that. Raises ValueError."""
     from cryptography.x509 import DNSName, ExtensionNotFound, IPAddress, SubjectAlternativeName
 
+    nowhere = "is for no name and no address (subjectAltName): clients will not take it"
     try:
         found = _read_certificates(path)[0].extensions.get_extension_for_class(SubjectAlternativeName)
     except ExtensionNotFound:
-        return "is for no name and no address (subjectAltName): clients will not take it"
+        return nowhere
     if found.value.get_values_for_type(DNSName):
         return ""
     addresses = [str(address) for address in found.value.get_values_for_type(IPAddress)]
+    if not addresses:
+        return nowhere
     missing = sorted({host for host in hosts if host not in (*addresses, *_EVERYWHERE)})
-    if addresses and not missing:
+    if not missing:
         return ""
-    return (
-        f"is for {' and '.join(addresses) or 'no name'}: clients at {' or '.join(missing)} will not take it"
-    )
+    return f"is for {' and '.join(addresses)}: clients at {' or '.join(missing)} will not take it"
 
 
 def check_authorities(path: Path) -> Path:

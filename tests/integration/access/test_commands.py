@@ -56,6 +56,12 @@ async def test_commands_show_what_they_are_given(
         code, out, err = await pdserve(*asked, *files, PDSERVE_API_KEY="wrong")
         assert (code, out) == (1, "")
         assert "the API key is not known here" in err
+        stranger = Authority(pair.cert.parent, "stranger")
+        for shown, words in (((), "may want TLS"), (("--ca", str(stranger.cert)), "is not of the CA")):
+            code, out, err = await pdserve(*asked, *shown)
+            assert (code, out) == (1, "")
+            (line,) = err.splitlines()  # and none of gRPC's own
+            assert words in line
         load = ("--requests", "3", "--rate", "50", "--input-tokens", "8", "--output-tokens", "4", "--json")
         for where in (("--url", f"https://{cluster.server.http_address}"), at):
             code, out, err = await pdserve(

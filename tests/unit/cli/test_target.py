@@ -18,7 +18,8 @@ from pdserve.cli.app import app
 from pdserve.cli.console import error_line
 from pdserve.cli.target import Choice, Target, asks_router
 from pdserve.client import Credentials
-from pdserve.v1.errors import Unauthenticated
+from pdserve.v1.errors import Unauthenticated, Unavailable
+from tests.certificates import Authority
 from tests.cluster.commands import free_port
 
 VARIABLES = ("API_KEY", "API_KEY_FILE", "TLS", "CA", "CERT", "KEY")
@@ -35,9 +36,7 @@ def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 @pytest.fixture
 def pem(tmp_path: Path) -> str:
-    path = tmp_path / "some.pem"
-    path.write_text("-")
-    return str(path)
+    return str(Authority(tmp_path, "some").cert)
 
 
 def chosen(*arguments: str) -> Target:
@@ -56,13 +55,51 @@ def chosen(*arguments: str) -> Target:
     return found[0]
 
 
-def test_options_say_what_is_shown(pem: str) -> None:
+def test_options_say_what_is_shown(pem: str, tmp_path: Path) -> None:
     at = ("--address", "pd.example.org:1")
     assert chosen(*at) == Target("pd.example.org:1")
     assert chosen(*at, "--tls").credentials == Credentials(tls=True)
     assert chosen(*at, "--ca", pem).credentials == Credentials(ca=Path(pem))
-    mutual = chosen(*at, "--ca", pem, "--cert", pem, "--key", pem).credentials
-    assert mutual == Credentials(ca=Path(pem), cert=Path(pem), key=Path(pem))
+    own = Authority(tmp_path, "own").issue("me")
+    mutual = chosen(*at, "--ca", pem, "--cert", str(own.cert), "--key", str(own.key)).credentials
+    assert mutual == Credentials(ca=Path(pem), cert=own.cert, key=own.key)
+
+
+def test_files_that_no_handshake_could_use_are_wrong_usage(pem: str, tmp_path: Path) -> None:
+    authority = Authority(tmp_path, "own")
+    own, other, old = authority.issue("me"), authority.issue("other"), authority.issue("old", for_days=-0.5)
+    for arguments, told in (
+        (("--ca", str(own.key)), f"--ca: '{own.key}' holds no certificate in PEM"),
+        (("--cert", str(own.cert), "--key", str(other.key)), "is not the key of the certificate"),
+        (("--cert", str(old.cert), "--key", str(old.key)), "--cert: the certificate of"),
+    ):
+        done = run("status", "--address", "127.0.0.1:1", *arguments)
+        assert done.exit_code == 2
+        assert told in done.output
+
+
+@pytest.mark.parametrize(
+    ("words", "told"),
+    [
+        ("Socket closed", "may want TLS"),
+        ("Cannot check peer: missing selected ALPN property.", "is this the HTTP port?"),
+        (
+            "Custom verification check failed with error: Hostname Verification Check failed.",
+            "is not for the",
+        ),
+        ("Tls handshake failed: SSL_ERROR_SSL: WRONG_VERSION_NUMBER: x: OK", "speaks no TLS"),
+        ("Tls handshake failed: CERTIFICATE_VERIFY_FAILED: self signed certificate: OK", "--ca"),
+        ("Connection refused", ": Connection refused"),
+    ],
+)
+def test_a_handshake_that_failed_is_told_in_words(
+    words: str, told: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    said = f"failed to connect to all addresses; last error: UNKNOWN: ipv4:127.0.0.1:7: {words}"
+    error_line(Unavailable(said))
+    shown = capsys.readouterr().err
+    assert shown.startswith("error: no router answers there: 127.0.0.1:7: ")
+    assert told in shown
 
 
 def test_the_environment_says_it_too_and_a_key_comes_from_there_or_from_a_file(
