@@ -92,10 +92,9 @@ class RouterSettings(BaseModel):
         ]
 
     def settled(self) -> RouterSettings:
-        """The same for a process that runs elsewhere: whole paths, and nothing from the environment."""
-        tls = None if self.tls is None else self.tls.absolute()
+        """The same for a process that runs elsewhere: nothing from the environment. (Paths are whole.)"""
         keys = None if self.api_keys is None else self.api_keys.settled()
-        return self.model_copy(update={"tls": tls, "api_keys": keys})
+        return self.model_copy(update={"api_keys": keys})
 
     def addresses(self) -> dict[str, str]:
         """Where the router listens, by the setting that says so."""

@@ -32,25 +32,25 @@ class _Section(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True, hide_input_in_errors=True)
 
 
+def _absolute(path: Path) -> Path:
+    """Meant from where the configuration is read, like its folders; so errors name the place."""
+    return path.expanduser().absolute()
+
+
 class TlsFiles(_Section):
     """PEM files, of gRPC and HTTP alike. A changed certificate is used for the connections that come then."""
 
     # The router's own certificate first, then those between it and its CA.
-    cert: Annotated[Path, AfterValidator(check_certificates)]
-    key: Path
+    cert: Annotated[Path, AfterValidator(_absolute), AfterValidator(check_certificates)]
+    key: Annotated[Path, AfterValidator(_absolute)]
     # Clients must show a certificate of one of these.
-    client_ca: Annotated[Path, AfterValidator(check_authorities)] | None = None
+    client_ca: Annotated[Path, AfterValidator(_absolute), AfterValidator(check_authorities)] | None = None
 
     @field_validator("key")
     @classmethod
     def _fits(cls, key: Path, info: ValidationInfo) -> Path:
         cert = info.data.get("cert")
         return key if cert is None else check_key(key, cert)
-
-    def absolute(self) -> TlsFiles:
-        """From wherever it is read."""
-        paths = {name: path.expanduser().absolute() for name, path in self if path is not None}
-        return self.model_copy(update=paths)
 
 
 def _checked_file(path: Path) -> Path:
@@ -94,7 +94,7 @@ class ApiKeySource(_Section):
     """Where the lines are that `pdserve key new` prints: one of these."""
 
     # Read again when it changes.
-    file: Annotated[Path, AfterValidator(_checked_file)] | None = None
+    file: Annotated[Path, AfterValidator(_absolute), AfterValidator(_checked_file)] | None = None
     # The variable's name where `up` runs; `;` may stand between its lines.
     env: Annotated[str, AfterValidator(_checked_variable)] | None = None
     keys: Annotated[tuple[str, ...] | None, AfterValidator(_checked_lines), BeforeValidator(_as_lines)] = None
@@ -106,9 +106,7 @@ class ApiKeySource(_Section):
         return self
 
     def settled(self) -> ApiKeySource:
-        """The same keys for a process elsewhere, with another folder and another environment."""
-        if self.file is not None:
-            return self.model_copy(update={"file": self.file.expanduser().absolute()})
+        """The same keys for a process elsewhere, with another environment."""
         if self.env is not None:
             return ApiKeySource(keys=_read_variable(self.env, os.environ))
         return self

@@ -57,6 +57,19 @@ def test_what_fits_is_taken(pair: Pair, authority: Authority) -> None:
     assert not RouterSettings().is_guarded
 
 
+def test_paths_are_meant_from_where_it_is_read_and_errors_show_them_whole(
+    pair: Pair, folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(folder)
+    monkeypatch.setenv("HOME", str(folder))
+    for named in (Path(pair.cert.name), Path("~") / pair.cert.name):
+        files = RouterSettings.model_validate({"tls": {"cert": named, "key": pair.key.name}}).tls
+        assert files is not None
+        assert (files.cert, files.key) == (pair.cert, pair.key)
+    assert f"'{folder}/missing.pem' cannot be read" in refused(tls(Path("missing.pem"), pair.key))
+    assert f"'{folder}/no-keys' cannot be read" in refused("  api_keys: {file: no-keys}\n")
+
+
 def test_certificates_and_keys_are_refused_by_name(folder: Path, authority: Authority, pair: Pair) -> None:
     other, old = authority.issue("other"), authority.issue("old", for_days=-0.5)
     early = authority.issue("early", since_days=-1)
