@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -16,6 +17,8 @@ _OPTIONS = (
     ("grpc.keepalive_timeout_ms", 10_000),
     ("grpc.http2.ping_timeout_ms", 10_000),
 )
+# Of several addresses, not all calls to the first that answers.
+_IN_TURN = ("grpc.service_config", json.dumps({"loadBalancingConfig": [{"round_robin": {}}]}))
 _LOOPBACK = re.compile(r"(127\.[\d.]+|localhost|\[::1\]):\d+$")
 
 
@@ -30,6 +33,8 @@ class Credentials:
     # The client's own certificate, for a router with `tls.client_ca`.
     cert: Path | None = None
     key: Path | None = None
+    # For whom the router's certificate must be, in place of the address that is dialled.
+    server_name: str | None = None
 
     def __post_init__(self) -> None:
         if (self.cert is None) != (self.key is None):
@@ -48,7 +53,8 @@ def open_channel(address: str, credentials: Credentials) -> grpc.aio.Channel:
     """Raises OSError for a file that cannot be read."""
     # A proxy in the environment is for the world outside, and this machine is none of it.
     proxy = (("grpc.enable_http_proxy", 0),) if _LOOPBACK.match(address) else ()
-    options = (*_OPTIONS, *proxy)
+    several = (_IN_TURN,) if "," in address else ()
+    options = (*_OPTIONS, *several, *proxy)
     if not credentials.is_tls:
         return grpc.aio.insecure_channel(address, options=options)
     tls = grpc.ssl_channel_credentials(
@@ -57,4 +63,6 @@ def open_channel(address: str, credentials: Credentials) -> grpc.aio.Channel:
             for path in (credentials.ca, credentials.key, credentials.cert)
         )
     )
+    if credentials.server_name is not None:
+        options = (*options, ("grpc.ssl_target_name_override", credentials.server_name))
     return grpc.aio.secure_channel(address, tls, options=options)

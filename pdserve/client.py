@@ -98,7 +98,7 @@ T = TypeVar("T")
 
 
 class Client:
-    """One channel to one router. Any number of calls may run at once."""
+    """One channel to one router, or to several of one cluster. Any number of calls may run at once."""
 
     def __init__(
         self,
@@ -109,13 +109,18 @@ class Client:
         ca: str | Path | None = None,
         cert: str | Path | None = None,
         key: str | Path | None = None,
+        server_name: str | None = None,
     ) -> None:
         """`ca`, `cert`, `key` are PEM files: whose certificate the router must have, and what the client
         shows of itself where that is wanted. `tls` alone: a certificate of a CA that is known publicly.
+        `server_name`: for whom the certificate must be, where that is not the host that is dialled.
+
+        Of several addresses ("ipv4:10.0.0.1:50051,10.0.0.1:50052") calls go to each in turn. By TLS these
+        want `server_name`.
 
         Raises OSError for a file that cannot be read, ValueError for `cert` without `key`.
         """
-        credentials = Credentials(api_key, tls, _path(ca), _path(cert), _path(key))
+        credentials = Credentials(api_key, tls, _path(ca), _path(cert), _path(key), server_name)
         self._channel = open_channel(address, credentials)
         self._shown = credentials.metadata()
         self._generation = generation_pb2_grpc.GenerationStub(self._channel)

@@ -215,3 +215,21 @@ async def test_a_connection_has_a_bounded_number_of_calls_at_once(model_dir: Pat
         for stream in streams:
             await stream.aclose()
         assert (await asyncio.wait_for(waiting, 10)).id == "tiny"
+
+
+@pytest.mark.parametrize("host", ["pd.example.org", "127.0.0.1"])
+async def test_several_routers_are_asked_in_turn_and_known_by_one_name(
+    model_dir: Path, authority: Authority, host: str
+) -> None:
+    pair = authority.issue(f"for-{host}", host=host)
+    tls = {"cert": pair.cert, "key": pair.key}
+    async with running(model_dir, tls=tls) as first, running(model_dir, tls=tls) as second:
+        target = f"ipv4:{first.server.address},{second.server.address}"
+        async with Client(target, ca=authority.cert, server_name=host) as client:
+            for _ in range(8):
+                await client.generate([1, 2], max_tokens=2, timeout=60)
+        assert first.p.num_prefills > 0
+        assert second.p.num_prefills > 0
+        async with Client(target, ca=authority.cert, server_name="else.example.org") as client:
+            with pytest.raises(Unavailable, match="Hostname Verification"):
+                await client.generate([1, 2], max_tokens=2, timeout=60)
