@@ -145,12 +145,20 @@ class Rolling:
     async def _replace(self, client: Client, worker: Worker, steps: Steps) -> None:
         """One that has gone by itself meanwhile is new already, or will be."""
         asked_at: float | None = None
+        # Whether it has been shown why it goes.
+        is_explained = not self._surge
         while True:
             cluster = await patiently(client)
             steps.show(cluster)
             pool = cluster.pool(worker.role)
             if pool is None or is_replaced(pool, worker):
                 return
+            is_explained = is_explained or _is_seen_to_drain(pool, worker)
+            if asked_at is not None and not is_explained and _went_first(pool, worker):
+                out.print(
+                    f"{worker.id} went before another was ready: there is no room for both", markup=False
+                )
+                is_explained = True
             if asked_at is not None and pool.unrecoverable_reason:
                 raise Unavailable(f"{worker.id} stays, no other can start: {pool.unrecoverable_reason}")
             if _may_be_asked(pool, worker) and (asked_at is None or _is_forgotten(pool, asked_at)):
@@ -179,6 +187,16 @@ def is_replaced(pool: Pool, worker: Worker) -> bool:
 
 def _is_whole(pool: Pool) -> bool:
     return [each.state for each in pool.workers] == [WorkerState.READY] * pool.target
+
+
+def _is_seen_to_drain(pool: Pool, worker: Worker) -> bool:
+    return any(w.instance_id == worker.instance_id and w.state is WorkerState.DRAINING for w in pool.workers)
+
+
+def _went_first(pool: Pool, worker: Worker) -> bool:
+    """It is gone, and what comes in its place is not ready."""
+    is_gone = all(each.instance_id != worker.instance_id for each in pool.workers)
+    return is_gone and sum(each.state is WorkerState.READY for each in pool.workers) < pool.target
 
 
 def _may_be_asked(pool: Pool, worker: Worker) -> bool:

@@ -193,3 +193,24 @@ def test_where_there_is_no_worker_it_says_that_nothing_was_replaced() -> None:
     with pytest.raises(Unavailable, match="prefill: no weights"):
         run(rolling, client, "prefill")
     assert client.asked == []
+
+
+@pytest.mark.parametrize("surge", [True, False])
+def test_a_worker_that_goes_before_the_new_one_is_ready_is_told_of(
+    surge: bool, capsys: pytest.CaptureFixture[str]
+) -> None:
+    client, rolling = scripted(), Rolling(surge=surge, drain_timeout_s=None)
+    client.is_stuck = True
+    starting = pool(Role.PREFILL, 1, WorkerState.STARTING)
+
+    async def scenario() -> None:
+        running = asyncio.ensure_future(rolling.run(cast(Client, client), ["prefill"]))
+        await until(lambda: client.asked != [], 15.0)
+        moved(client, starting)
+        await asyncio.sleep(0.1)
+        moved(client, pool(Role.PREFILL, 1, READY))
+        await asyncio.wait_for(running, 10)
+
+    asyncio.run(asyncio.wait_for(scenario(), 30))
+    told = "prefill-0 went before another was ready: there is no room for both"
+    assert (told in capsys.readouterr().out) == surge
