@@ -40,10 +40,12 @@ demo: install  ## Launch 1 prefill + 1 decode worker, stream an answer, show who
 	$(BIN)/pdserve demo
 
 test: install-dev  ## All but the long tests (under 15 minutes on 2 cores)
-	$(BIN)/python -m pytest -m "not full"
+	$(BIN)/python -m pytest -m "not full" -n 2 --dist loadfile tests/unit
+	$(BIN)/python -m pytest -m "not full" --ignore=tests/unit
 
 test-full: install-dev  ## Every test
-	$(BIN)/python -m pytest
+	$(BIN)/python -m pytest -n 2 --dist loadfile tests/unit
+	$(BIN)/python -m pytest --ignore=tests/unit
 
 test-faults: install-dev  ## Each fault on each part in each state of a request, on real processes; prints a table
 	$(BIN)/python -m pytest tests/faults/matrix
