@@ -6,18 +6,15 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import os
-import signal
 import time
 from collections.abc import Callable
 
-import ray
 from ray.actor import ActorHandle
 from ray.exceptions import RayActorError, RayTaskError
-from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
-from cluster.actors.ray_worker import NAMESPACE, how_it_died
-from cluster.control.policy import retry_delay_s
+from cluster.actors.named import kill_actor
+from cluster.actors.ray_worker import how_it_died
+from cluster.control.policy import Restarts
 from cluster.control.snapshot import PartState
 from cluster.nodes.ray_nodes import process_here
 from pdserve.v1.errors import Unavailable
@@ -28,23 +25,6 @@ _LOOK_EVERY_S = 1.0
 # For an actor's start, and then for each of its answers.
 _START_TIMEOUT_S = 90.0
 _SILENT_AFTER_S = 30.0
-# One that lived so long has not failed at its start.
-_LIVED_S = 60.0
-
-
-def named_actor(kind: type, name: str, *arguments: object) -> ActorHandle:
-    """The one of that name; made if there is none: detached, on this node, taking nothing of Ray's count."""
-    here = NodeAffinitySchedulingStrategy(ray.get_runtime_context().get_node_id(), soft=False)
-    options = {
-        "name": name,
-        "namespace": NAMESPACE,
-        "get_if_exists": True,
-        "lifetime": "detached",
-        "max_restarts": 0,
-        "num_cpus": 0,
-        "scheduling_strategy": here,
-    }
-    return ray.remote(kind).options(**options).remote(*arguments)
 
 
 class Guard:
@@ -58,7 +38,7 @@ class Guard:
         self._what = what
         self._find = find
         self._on_change = on_change
-        self._num_failures = 0
+        self._restarts = Restarts()
         self.state = PartState()
 
     async def restart(self, drain_s: float) -> None:
@@ -75,7 +55,7 @@ class Guard:
 
     async def keep(self) -> None:
         """One time around: until the actor is gone. Again and again, it is always there."""
-        await asyncio.sleep(retry_delay_s(self._num_failures - 1) if self._num_failures else 0)
+        await asyncio.sleep(self._restarts.delay_s)
         actor = await asyncio.to_thread(self._find)
         began = time.monotonic()
         try:
@@ -86,9 +66,9 @@ class Guard:
             self._note(PartState(how_it_died(error)))
         except asyncio.TimeoutError:
             self._note(PartState("does not answer"))
-            await asyncio.to_thread(end_actor, actor)
+            await asyncio.to_thread(lambda: kill_actor(actor, process_here(actor)))
         log.warning("%s: %s", self._what, self.state.trouble)
-        self._num_failures = 0 if time.monotonic() - began > _LIVED_S else self._num_failures + 1
+        self._restarts.note_end(time.monotonic() - began)
 
     async def _until_gone(self, actor: ActorHandle) -> None:
         where = await asyncio.wait_for(actor.start.remote(), _START_TIMEOUT_S)
@@ -105,12 +85,3 @@ class Guard:
         if state != self.state:
             self.state = state
             self._on_change()
-
-
-def end_actor(actor: ActorHandle) -> None:
-    """At once, whatever it does. No error if it is gone."""
-    process = process_here(actor)
-    ray.kill(actor, no_restart=True)
-    # A stopped process does not hear Ray.
-    if process is not None and process.find() is not None:
-        os.kill(process.pid, signal.SIGKILL)

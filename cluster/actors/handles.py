@@ -14,9 +14,9 @@ import ray
 from ray import ObjectRef
 from ray._private.services import canonicalize_bootstrap_address
 from ray.exceptions import GetTimeoutError, RayActorError, RayTaskError
-from ray.util import list_named_actors
 
-from cluster.actors.ray_worker import NAMESPACE, actor_name, how_it_died
+from cluster.actors.named import NAMESPACE, actors_of
+from cluster.actors.ray_worker import how_it_died
 from cluster.actors.router_actor import find_controller, find_router
 from cluster.config import ClusterConfig, split_address
 from cluster.errors import PartError
@@ -100,23 +100,13 @@ def address(what: str, starting: ObjectRef[str], timeout_s: float) -> str:
 
 def end_actors(cluster: str) -> None:
     """Every actor of that cluster, and of no other. Nobody shall replace what ends: first all rest."""
-    actors = _actors(cluster)
+    actors = actors_of(cluster)
     parts = [actor for name, actor in actors.items() if "/" not in name]
     _ask_all([actor.rest.remote() for actor in parts])
     _ask_all([actor.stop.remote() for actor in parts])
     # Once more, for one that was just being made.
-    for actor in (*actors.values(), *_actors(cluster).values()):
+    for actor in (*actors.values(), *actors_of(cluster).values()):
         ray.kill(actor)
-
-
-def _actors(cluster: str) -> dict[str, ray.actor.ActorHandle]:
-    """By the part of the name behind the cluster's: "controller", "router-0", "decode-1/KEY"."""
-    prefix, found = actor_name(cluster, ""), {}
-    for each in list_named_actors(all_namespaces=True):
-        if each["namespace"] == NAMESPACE and each["name"].startswith(prefix):
-            with suppress(ValueError):  # it ended meanwhile
-                found[each["name"].removeprefix(prefix)] = ray.get_actor(each["name"], NAMESPACE)
-    return found
 
 
 def _ask_all(answers: list[ObjectRef[None]]) -> None:

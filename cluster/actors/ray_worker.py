@@ -3,11 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-import os
-import signal
 import socket
 from collections.abc import AsyncIterator, Callable
-from contextlib import suppress
 from functools import partial
 
 import ray
@@ -15,8 +12,8 @@ from ray import ObjectRef, ObjectRefGenerator
 from ray.actor import ActorHandle
 from ray.exceptions import RayActorError, RayTaskError, RuntimeEnvSetupError
 from ray.runtime_env import RuntimeEnv
-from ray.util import list_named_actors
 
+from cluster.actors.named import NAMESPACE, actor_name, kill_actor
 from cluster.actors.worker_actor import WorkerActor
 from cluster.control.worker_handle import Loading, Pending, StartEvent, StartFailed, WorkerGone, WorkerSpec
 from cluster.nodes.network import Bind, is_here
@@ -26,15 +23,8 @@ from cluster.nodes.ray_environment import packed
 from cluster.nodes.ray_nodes import is_placed, process_here, ray_nodes
 from trust.trust import Trust
 
-# All our actors, of all clusters, are in this namespace of Ray.
-NAMESPACE = "pdserve"
 # How often it is told why a worker waits.
 _LOOK_EVERY_S = 1.0
-
-
-def actor_name(cluster: str, what: str) -> str:
-    """Every actor of a cluster is named, and its name begins with the cluster's."""
-    return f"{cluster}/{what}"
 
 
 class RayWorker:
@@ -94,21 +84,7 @@ class RayWorker:
 
     def kill(self) -> None:
         if self._actor is not None:
-            ray.kill(self._actor, no_restart=True)
-        # A stopped process does not hear Ray: after 5 s its node's raylet kills it. Here it need not wait.
-        if self._process is not None and self._process.find() is not None:
-            os.kill(self._process.pid, signal.SIGKILL)
-
-
-def running_workers(cluster: str) -> dict[str, ActorHandle]:
-    """Those of that cluster that Ray has, by what their names say: "prefill-0/KEY"."""
-    prefix, found = actor_name(cluster, ""), {}
-    for each in list_named_actors(all_namespaces=True):
-        what = each["name"].removeprefix(prefix)
-        if each["namespace"] == NAMESPACE and each["name"].startswith(prefix) and "/" in what:
-            with suppress(ValueError):  # it ended meanwhile
-                found[what] = ray.get_actor(each["name"], NAMESPACE)
-    return found
+            kill_actor(self._actor, self._process)
 
 
 def _where(spec: WorkerSpec) -> Wanted:

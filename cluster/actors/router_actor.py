@@ -20,11 +20,11 @@ from pathlib import Path
 from ray.actor import ActorHandle
 
 from cluster.actors.actor_process import die_with_parent, log_to
-from cluster.actors.guard import Guard, named_actor
-from cluster.actors.ray_worker import actor_name
+from cluster.actors.guard import Guard
+from cluster.actors.named import actor_name, named_actor
 from cluster.config import ClusterConfig
-from cluster.control.policy import retry_delay_s
-from cluster.control.tasks import Tasks
+from cluster.control.policy import Restarts
+from cluster.control.tasks import Once, Tasks
 from cluster.nodes.network import Bind
 from cluster.state import router_file
 from observability.logs import message_of
@@ -51,19 +51,17 @@ class RouterActor:
         self._log_file = open(self._log_path, "ab")  # noqa: SIM115 - the child's stderr, for all its lives
         self._controller = Guard("the controller", lambda: find_controller(config, folder, bind))
         self._child: asyncio.subprocess.Process | None = None
-        self._starting: asyncio.Future[str] | None = None
+        self._starting = Once(self._start)
         # Held by whoever puts another child in this one's place.
         self._changing = asyncio.Lock()
         self._retiring: set[asyncio.subprocess.Process] = set()
         self._tasks = Tasks()
-        self._num_failures = 0
+        self._restarts = Restarts()
         self.num_restarts = 0
 
     async def start(self) -> str:
         """The address it serves. Asked again it is the same. Raises RouterStartError."""
-        if self._starting is None or (self._starting.done() and self._starting.exception() is not None):
-            self._starting = asyncio.ensure_future(self._start())
-        return await asyncio.shield(self._starting)
+        return await self._starting.done()
 
     async def _start(self) -> str:
         address = await self._start_child()
@@ -120,10 +118,10 @@ class RouterActor:
         code = await child.wait() if child is not None else None
         if child is not self._child:
             return  # another has taken its ports over
-        self._num_failures = 0 if time.monotonic() - started > 60 else self._num_failures + 1
+        self._restarts.note_end(time.monotonic() - started)
         self.num_restarts += 1
         log.warning("router ended (code %s); restart %d", code, self.num_restarts)
-        await asyncio.sleep(retry_delay_s(self._num_failures - 1) if self._num_failures else 0)
+        await asyncio.sleep(self._restarts.delay_s)
         async with self._changing:
             try:
                 if child is self._child:

@@ -16,14 +16,15 @@ from pathlib import Path
 
 from cluster.actors.actor_process import die_with_parent, log_to
 from cluster.actors.guard import Guard
-from cluster.actors.ray_worker import RayWorker, running_workers
+from cluster.actors.named import workers_of
+from cluster.actors.ray_worker import RayWorker
 from cluster.actors.router_actor import find_router
 from cluster.config import ClusterConfig
 from cluster.control.control_service import ControlService, Watchers
 from cluster.control.membership import Membership
 from cluster.control.snapshot import cluster_snapshot
 from cluster.control.supervisor import Supervisor
-from cluster.control.tasks import Tasks
+from cluster.control.tasks import Once, Tasks
 from cluster.nodes.network import LOOPBACK, Bind
 from cluster.state import control_file, write_whole
 from cluster.trusted import trust_files
@@ -47,7 +48,7 @@ class Controller:
         self._config = config
         self._targets_file = Path(folder) / "targets.json"
         self._control_file = control_file(Path(folder))
-        self._starting: asyncio.Future[str] | None = None
+        self._starting = Once(self._start)
         self._tasks = Tasks()
         self._routers = [
             Guard(f"router-{index}", partial(find_router, config, folder, bind, index), self._note_routers)
@@ -62,9 +63,7 @@ class Controller:
 
     async def start(self) -> str:
         """Serves Control, and returns host:port. Asked again it is the same."""
-        if self._starting is None or (self._starting.done() and self._starting.exception() is not None):
-            self._starting = asyncio.ensure_future(self._start())
-        return await asyncio.shield(self._starting)
+        return await self._starting.done()
 
     async def _start(self) -> str:
         """Adopts what runs; then the workers that are missing begin to start, and the routers.
@@ -72,7 +71,7 @@ class Controller:
         On loopback, wherever the workers are: only routers and commands speak to it, and they are on this
         node. Who shows the cluster's secret may scale and drain.
         """
-        found = await asyncio.to_thread(running_workers, self._config.name)
+        found = await asyncio.to_thread(workers_of, self._config.name)
         adopted = {what: partial(RayWorker, self._trust, actor=actor) for what, actor in found.items()}
         await self._supervisor.adopt(adopted, _ADOPTION_S)
         routers = {f"router-{index}": guard.restart for index, guard in enumerate(self._routers)}

@@ -60,6 +60,23 @@ def retry_delay_s(num_failures: int) -> float:
     return 0.0 if num_failures == 0 else min(_LONGEST_RETRY_DELAY_S, 2.0 ** (num_failures - 1))
 
 
+class Restarts:
+    """Of a part that ends by itself: at once the first time, then ever later."""
+
+    # One that lived so long has not failed at its start.
+    _LIVED_S = 60.0
+
+    def __init__(self) -> None:
+        self._num_failures = 0
+
+    def note_end(self, lived_s: float) -> None:
+        self._num_failures = 0 if lived_s > self._LIVED_S else self._num_failures + 1
+
+    @property
+    def delay_s(self) -> float:
+        return retry_delay_s(max(0, self._num_failures - 1))
+
+
 def layout_difference(layout: KVLayout, others: Iterable[tuple[str, KVLayout]]) -> str | None:
     """Why KV of this layout cannot go to or come from one of the others; None if it can."""
     for name, other in others:

@@ -5,10 +5,12 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Awaitable, Callable, Coroutine
+from typing import Generic, TypeVar
 
 log = logging.getLogger(__name__)
 
 _PAUSE_AFTER_A_BUG_S = 1.0
+T = TypeVar("T")
 
 
 class Tasks:
@@ -35,6 +37,25 @@ class Tasks:
         self._tasks.discard(task)
         if not task.cancelled() and task.exception() is not None:
             log.error("task %s broke", task.get_name(), exc_info=task.exception())
+
+
+class Once(Generic[T]):
+    """Work that several may ask for and that is done once, whoever of them still waits. What failed is done
+    anew for the next."""
+
+    def __init__(self, work: Callable[[], Coroutine[object, object, T]]) -> None:
+        self._work = work
+        self._task: asyncio.Task[T] | None = None
+
+    async def done(self) -> T:
+        """Raises what the work does."""
+        if self._task is None or _has_failed(self._task):
+            self._task = asyncio.ensure_future(self._work())
+        return await asyncio.shield(self._task)
+
+
+def _has_failed(task: asyncio.Task[T]) -> bool:
+    return task.done() and (task.cancelled() or task.exception() is not None)
 
 
 async def _forever(step: Callable[[], Awaitable[None]], name: str) -> None:

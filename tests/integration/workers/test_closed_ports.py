@@ -142,7 +142,7 @@ def no_ray(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[Path]:
     script = Script()
     monkeypatch.setattr(controllers, "die_with_parent", lambda: None)
     monkeypatch.setattr(controllers, "log_to", lambda *_: None)
-    monkeypatch.setattr(controllers, "running_workers", lambda _: {})
+    monkeypatch.setattr(controllers, "workers_of", lambda _: {})
     monkeypatch.setattr(controllers, "RayWorker", lambda _, spec: script.launch(spec))
     monkeypatch.setattr(controllers.Guard, "keep", _for_ever)
     make_secret(tmp_path)
