@@ -38,6 +38,7 @@ class RayWorker:
         self._spec = spec
         self._actor = actor
         self._process: ProcessId | None = None
+        self._is_killed = False
 
     async def start(self) -> AsyncIterator[StartEvent]:
         try:
@@ -47,6 +48,9 @@ class RayWorker:
                 environment = await asyncio.to_thread(packed, self._spec.pool.runtime_env)
                 # It waits for Ray's head, which may be away.
                 self._actor = await asyncio.to_thread(_create, self._spec, wanted, environment)
+                if self._is_killed:
+                    self.kill()
+                    raise WorkerGone("it was given up while it was being made")
             else:
                 self._process = await asyncio.to_thread(process_here, self._actor)
             actor = self._started()
@@ -83,6 +87,7 @@ class RayWorker:
         return self._actor
 
     def kill(self) -> None:
+        self._is_killed = True
         if self._actor is not None:
             kill_actor(self._actor, self._process)
 
