@@ -132,9 +132,10 @@ class Dispatcher:
             attempt.decode_worker = worker
             attempt.reservation = answer.reservation
             return True
-        if judge(answer) is Verdict.FINAL:
+        verdict = judge(answer)
+        if verdict is Verdict.FINAL:
             raise answer
-        if judge(answer) in (Verdict.RETRY, Verdict.MOVE):
+        if verdict in (Verdict.RETRY, Verdict.MOVE):
             attempt.request.avoid.add(worker.info.instance_id)
         attempt.holds.remove(hold)
         self._releaser.release(hold)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import sys
 from types import TracebackType
 
 from starlette.requests import Request
@@ -12,6 +11,7 @@ from typing_extensions import Self
 from pdserve.v1.errors import Cancelled, PdserveError
 from router.front.calls import stopping
 from router.http.protocol import ABORT
+from router.interruption import Interruption
 
 
 class Connection:
@@ -23,12 +23,11 @@ class Connection:
         self.is_watcher = is_watcher
         self._request = request
         self._open = connections_of(request)
-        self._error: PdserveError | None = None
-        self._task: asyncio.Task[object] | None = None
+        self._work = Interruption()
         self._watch: asyncio.Task[None] | None = None
 
     async def __aenter__(self) -> Self:
-        self._task = asyncio.current_task()
+        self._work.__enter__()
         self._watch = asyncio.create_task(self._until_gone())
         self._open.add(self)
         return self
@@ -39,18 +38,10 @@ class Connection:
         self._open.discard(self)
         if self._watch is not None:
             self._watch.cancel()
-        if self._error is None:
-            return
-        if self._task is not None and sys.version_info >= (3, 11):
-            self._task.uncancel()
-        if kind is asyncio.CancelledError:
-            raise self._error from error
+        self._work.__exit__(kind, error, traceback)
 
     def end(self, error: PdserveError) -> None:
-        if self._error is None:
-            self._error = error
-            if self._task is not None:
-                self._task.cancel()
+        self._work.end(error)
 
     async def _until_gone(self) -> None:
         while (await self._request.receive())["type"] != "http.disconnect":
