@@ -10,7 +10,7 @@ import typer
 
 from pdserve.cli.console import INTERRUPTED, err, out
 from pdserve.cli.target import Choice, Target, asks_router
-from pdserve.cli.watching import SERVING, Steps, patiently, wait_until_at_rest
+from pdserve.cli.watching import SERVING, Steps, is_whole, patiently, wait_until_at_rest
 from pdserve.client import (
     Client,
     Cluster,
@@ -153,7 +153,8 @@ class Rolling:
             pool = cluster.pool(worker.role)
             if pool is None or is_replaced(pool, worker):
                 return
-            is_explained = is_explained or _is_seen_to_drain(pool, worker)
+            state = _state_of(pool, worker)
+            is_explained = is_explained or state is WorkerState.DRAINING
             if asked_at is not None and not is_explained and _went_first(pool, worker):
                 out.print(
                     f"{worker.id} went before another was ready: there is no room for both", markup=False
@@ -161,7 +162,7 @@ class Rolling:
                 is_explained = True
             if asked_at is not None and pool.unrecoverable_reason:
                 raise Unavailable(f"{worker.id} stays, no other can start: {pool.unrecoverable_reason}")
-            if _may_be_asked(pool, worker) and (asked_at is None or _is_forgotten(pool, asked_at)):
+            if state in SERVING and (asked_at is None or _is_forgotten(pool, asked_at)):
                 asked_at = time.monotonic()
                 await self._ask(client, worker)
             await asyncio.sleep(_LOOK_EVERY_S)
@@ -181,31 +182,24 @@ class Rolling:
 
 def is_replaced(pool: Pool, worker: Worker) -> bool:
     """It is gone, and its pool is whole."""
-    is_gone = all(each.instance_id != worker.instance_id for each in pool.workers)
-    return is_gone and _is_whole(pool)
-
-
-def _is_whole(pool: Pool) -> bool:
-    return [each.state for each in pool.workers] == [WorkerState.READY] * pool.target
-
-
-def _is_seen_to_drain(pool: Pool, worker: Worker) -> bool:
-    return any(w.instance_id == worker.instance_id and w.state is WorkerState.DRAINING for w in pool.workers)
+    return _state_of(pool, worker) is None and is_whole(pool)
 
 
 def _went_first(pool: Pool, worker: Worker) -> bool:
     """It is gone, and what comes in its place is not ready."""
-    is_gone = all(each.instance_id != worker.instance_id for each in pool.workers)
-    return is_gone and sum(each.state is WorkerState.READY for each in pool.workers) < pool.target
+    num_ready = sum(each.state is WorkerState.READY for each in pool.workers)
+    return _state_of(pool, worker) is None and num_ready < pool.target
 
 
-def _may_be_asked(pool: Pool, worker: Worker) -> bool:
-    return any(w.instance_id == worker.instance_id and w.state in SERVING for w in pool.workers)
+def _state_of(pool: Pool, worker: Worker) -> WorkerState | None:
+    """None: this process is gone."""
+    states = (each.state for each in pool.workers if each.instance_id == worker.instance_id)
+    return next(states, None)
 
 
 def _is_forgotten(pool: Pool, asked_at: float) -> bool:
     """Nothing happens any more, and should."""
-    return _is_whole(pool) and time.monotonic() - asked_at > _ASK_AGAIN_S
+    return is_whole(pool) and time.monotonic() - asked_at > _ASK_AGAIN_S
 
 
 def _pid_of(cluster: Cluster, router_id: str) -> str:

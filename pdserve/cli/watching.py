@@ -65,15 +65,24 @@ async def wait_until_settled(client: Client, roles: set[Role], steps: Steps, tim
         for pool in pools:
             if pool.unrecoverable_reason:
                 raise Unavailable(f"{pool.role.value}: {pool.unrecoverable_reason}")
-        ready = WorkerState.READY
-        if all([w.state for w in pool.workers] == [ready] * pool.target for pool in pools):
+        if all(is_whole(pool) for pool in pools):
             return
         if time.monotonic() > deadline:
-            waiting = [f"{w.id} {w.detail}" for pool in pools for w in pool.workers if w.state is not ready]
+            waiting = [
+                f"{w.id} {w.detail}"
+                for pool in pools
+                for w in pool.workers
+                if w.state is not WorkerState.READY
+            ]
             told = "".join(f"; {each}" for each in waiting)
             background = "it goes on in the background, see pdserve status"
             raise PdserveError(f"not done after {timeout_s:g} s; {background}{told}")
         await asyncio.sleep(_LOOK_EVERY_S)
+
+
+def is_whole(pool: Pool) -> bool:
+    """It has exactly the ready workers that it should have."""
+    return [each.state for each in pool.workers] == [WorkerState.READY] * pool.target
 
 
 async def wait_until_at_rest(client: Client, cluster: Cluster, roles: list[Role], steps: Steps) -> list[Pool]:
