@@ -36,12 +36,14 @@ def damage(folder: Path, needed: str | None = None) -> str | None:
         return f"it has no {needed}"
     for name, expected in files.items():
         path = folder / name
+        if not path.is_file():
+            return f"{name} is missing"
         try:
-            is_so = path.is_file() and _entry(path) == expected
+            entry = _entry(path)
         except FileNotFoundError:  # somebody who holds the lock puts another folder in this one's place
             return f"{name} was taken away"
-        if not is_so:
-            return f"{name} is {'damaged' if path.is_file() else 'missing'}"
+        if entry != expected:
+            return f"{name} is damaged"
     return None
 
 
