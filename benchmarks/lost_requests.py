@@ -22,11 +22,11 @@ import sys
 import time
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 
 from benchmarks.under_faults.answers import End
 from benchmarks.under_faults.asks import Ask, Sizes, mixed, warm_up
 from benchmarks.under_faults.load import Load
+from benchmarks.under_faults.options import parser
 from benchmarks.under_faults.report import RunReport, print_report, report, write_json
 from benchmarks.under_faults.right import compare
 from benchmarks.under_faults.serving import TINY, Served, served
@@ -125,22 +125,9 @@ async def measure(where: Served, options: argparse.Namespace, asks: Sequence[Ask
 
 
 def arguments() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(
-        prog="python -m benchmarks.lost_requests",
-        description=__doc__,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
-    parser.add_argument("--model", default="smollm2-135m", help=f"a model.id, or {TINY}")
-    parser.add_argument("--prefill", type=int, default=1, help="workers at the start")
-    parser.add_argument("--decode", type=int, default=1)
-    parser.add_argument("--clients", type=int, default=8)
-    parser.add_argument("--requests", type=int, default=100, help="of each client")
-    parser.add_argument("--timeout", type=float, default=300.0, help="of a request, in seconds")
-    parser.add_argument("--transport", default="auto", help="kv_transfer.transport")
-    parser.add_argument("--kv-cache", default="256MiB", help="of each worker")
-    parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--json", type=Path, metavar="FILE")
-    return parser.parse_args()
+    made = parser("lost_requests", __doc__, num_workers=1)
+    made.add_argument("--requests", type=int, default=100, help="of each client")
+    return made.parse_args()
 
 
 def main() -> int:

@@ -20,7 +20,6 @@ import time
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
-from pathlib import Path
 
 from rich.table import Table
 
@@ -28,6 +27,7 @@ from benchmarks.under_faults.answers import End, answered
 from benchmarks.under_faults.asks import Ask, Sizes, mixed, warm_up
 from benchmarks.under_faults.growth import Growth, Memory, held
 from benchmarks.under_faults.load import Load
+from benchmarks.under_faults.options import parser
 from benchmarks.under_faults.processes import router_and_controller
 from benchmarks.under_faults.report import RunReport, print_report, report, write_json
 from benchmarks.under_faults.right import compare
@@ -160,24 +160,11 @@ def print_growths(growths: Sequence[Growth]) -> None:
 
 
 def arguments() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(
-        prog="python -m benchmarks.soak",
-        description=__doc__,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
-    parser.add_argument("--minutes", type=float, default=30.0)
-    parser.add_argument("--model", default="smollm2-135m", help=f"a model.id, or {TINY}")
-    parser.add_argument("--prefill", type=int, default=2, help="workers")
-    parser.add_argument("--decode", type=int, default=2)
-    parser.add_argument("--clients", type=int, default=8)
-    parser.add_argument("--catalogue", type=int, default=100, help="how many different requests")
-    parser.add_argument("--trouble-every", type=float, default=15.0, help="seconds, on average")
-    parser.add_argument("--timeout", type=float, default=300.0, help="of a request, in seconds")
-    parser.add_argument("--transport", default="auto", help="kv_transfer.transport")
-    parser.add_argument("--kv-cache", default="256MiB", help="of each worker")
-    parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--json", type=Path, metavar="FILE")
-    return parser.parse_args()
+    made = parser("soak", __doc__, num_workers=2)
+    made.add_argument("--minutes", type=float, default=30.0)
+    made.add_argument("--catalogue", type=int, default=100, help="how many different requests")
+    made.add_argument("--trouble-every", type=float, default=15.0, help="seconds, on average")
+    return made.parse_args()
 
 
 async def soak(where: Served, options: argparse.Namespace, asks: Sequence[Ask]) -> SoakReport:

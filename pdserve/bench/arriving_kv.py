@@ -26,11 +26,11 @@ from kv_transfer.layout import KVLayout
 from kv_transfer.send_queue import SenderConfig
 from kv_transfer.sender import Sender
 from kv_transfer.transfer import PushTarget
+from pdserve.bench.child import told_trust
 from pdserve.bench.transfer_ends import plain_blocks, sending_transport
 from pdserve.v1 import cluster_pb2, generation_pb2, worker_pb2, worker_pb2_grpc
 from pdserve.v1.errors import Cancelled
 from trust.channels import open_channel
-from trust.secret import Secret
 from trust.trust import Trust
 from worker.messages import push_target
 
@@ -136,7 +136,7 @@ def _layout(message: cluster_pb2.KVLayout) -> KVLayout:
 
 
 def _serve(settings: Settings) -> Iterator[float]:
-    arriving = _Arriving(settings, Trust(Secret(sys.stdin.readline().strip())))
+    arriving = _Arriving(settings, told_trust())
     yield 0.0
     for line in sys.stdin:
         yield arriving.press(Order(**json.loads(line)))

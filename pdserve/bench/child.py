@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import IO
 
 from trust.secret import Secret
+from trust.trust import Trust
 
 _END_WITHIN_S = 20.0
 
@@ -80,6 +81,11 @@ def _tell_secret(process: subprocess.Popen[str], secret: Secret) -> None:
         process.stdin.flush()
     except BrokenPipeError:
         return
+
+
+def told_trust() -> Trust:
+    """In the child: what it was told."""
+    return Trust(Secret(sys.stdin.readline().strip()))
 
 
 @contextmanager

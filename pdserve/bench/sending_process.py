@@ -24,8 +24,8 @@ from kv_transfer.transfer import PushTarget, Transfer
 from kv_transfer.verify import Verify
 from kv_transfer.ways import Way
 from pdserve.bench.bare import BareSender, bare_sender
+from pdserve.bench.child import told_trust
 from pdserve.bench.transfer_ends import INSTANCE, LEASE_S, plain_blocks, sending_transport
-from trust.secret import Secret
 from trust.trust import Trust
 
 _FIRST = NewToken(position=0, token_id=1, logprobs=None)
@@ -115,7 +115,7 @@ def _filled(num_blocks: int, layout: KVLayout) -> HostBlocks:
 
 
 def _serve(settings: Settings) -> Iterator[list[float]]:
-    sending = _Sending(settings, Trust(Secret(sys.stdin.readline().strip())))
+    sending = _Sending(settings, told_trust())
     yield []
     for line in sys.stdin:
         order = json.loads(line)
