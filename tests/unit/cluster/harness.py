@@ -59,6 +59,29 @@ class Cluster:
         self.supervisor.reconcile()
 
 
+def cluster_of(wanted: ClusterConfig, script: Script) -> Cluster:
+    """Its supervisor has not begun."""
+    changed = asyncio.Condition()
+    tellers: set[asyncio.Task[None]] = set()
+
+    async def tell() -> None:
+        async with changed:
+            changed.notify_all()
+
+    def on_change() -> None:
+        if cluster.on_change is not None:
+            cluster.on_change()
+        task = asyncio.ensure_future(tell())
+        tellers.add(task)
+        task.add_done_callback(tellers.discard)
+
+    targets = {role: pool.replicas for role, pool in wanted.pools.by_role().items()}
+    membership = Membership(targets, on_change)
+    supervisor = Supervisor(wanted, membership, script.launch, TRUST, patience=QUICK)
+    cluster = Cluster(script, membership, supervisor, changed)
+    return cluster
+
+
 class started:
     """`async with started(config) as cluster`: the supervisor runs; no worker may be ready yet."""
 
@@ -66,26 +89,8 @@ class started:
         self._config = wanted
 
     async def __aenter__(self) -> Cluster:
-        changed = asyncio.Condition()
-        tellers: set[asyncio.Task[None]] = set()
-
-        async def tell() -> None:
-            async with changed:
-                changed.notify_all()
-
-        def on_change() -> None:
-            if self._cluster.on_change is not None:
-                self._cluster.on_change()
-            task = asyncio.ensure_future(tell())
-            tellers.add(task)
-            task.add_done_callback(tellers.discard)
-
-        targets = {role: pool.replicas for role, pool in self._config.pools.by_role().items()}
-        membership = Membership(targets, on_change)
-        script = Script()
-        supervisor = Supervisor(self._config, membership, script.launch, TRUST, patience=QUICK)
-        self._cluster = Cluster(script, membership, supervisor, changed)
-        supervisor.start()
+        self._cluster = cluster_of(self._config, Script())
+        self._cluster.supervisor.start()
         return self._cluster
 
     async def __aexit__(self, *_: object) -> None:

@@ -6,10 +6,9 @@ import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
-from cluster.control.membership import Membership, WorkerState
-from cluster.control.supervisor import Launch, Supervisor
-from tests.trusted import TRUST
-from tests.unit.cluster.harness import QUICK, Cluster, config, started
+from cluster.control.membership import WorkerState
+from cluster.control.supervisor import Launch
+from tests.unit.cluster.harness import QUICK, Cluster, cluster_of, config, started
 from tests.unit.cluster.scripted_handles import ScriptedHandle
 from worker.identity import Role
 
@@ -34,26 +33,13 @@ async def successor(
     The one before it decides nothing any more, as if it were dead.
     """
     before.supervisor.reconcile = before.supervisor._wake.clear  # type: ignore[method-assign]
-    wanted = config(1, decode_target, start_timeout_s)
-    changed = asyncio.Condition()
-    tellers: set[asyncio.Task[None]] = set()
-
-    async def tell() -> None:
-        async with changed:
-            changed.notify_all()
-
-    def on_change() -> None:
-        tellers.add(task := asyncio.ensure_future(tell()))
-        task.add_done_callback(tellers.discard)
-
-    membership = Membership({role: pool.replicas for role, pool in wanted.pools.by_role().items()}, on_change)
-    supervisor = Supervisor(wanted, membership, before.script.launch, TRUST, patience=QUICK)
+    after = cluster_of(config(1, decode_target, start_timeout_s), before.script)
     found = {f"{h.spec.worker_id}/{h.spec.key}": _launch_of(h) for h in before.script.living()}
-    await supervisor.adopt(found, patience_s)
+    await after.supervisor.adopt(found, patience_s)
     try:
-        yield Cluster(before.script, membership, supervisor, changed)
+        yield after
     finally:
-        await supervisor.close()
+        await after.supervisor.close()
 
 
 def _launch_of(handle: ScriptedHandle) -> Launch:

@@ -2,28 +2,18 @@
 
 from __future__ import annotations
 
-from datetime import datetime, timedelta, timezone
 from pathlib import Path
 
-import trustme
-
+from tests.certificates import Authority
 from trust.tls import MutualTls
 
 
 class PartsAuthority:
     def __init__(self, folder: Path, name: str = "parts-ca") -> None:
-        self._ca = trustme.CA(organization_name=name)
-        self._folder = folder
-        self.cert = folder / f"{name}.pem"
-        self._ca.cert_pem.write_to_path(str(self.cert))
+        self._authority = Authority(folder, name)
+        self.cert = self._authority.cert
 
     def files(self, part: str, name: str = "pdserve", *, for_days: float = 30) -> MutualTls:
         """A certificate for `name`, which ends so many days from now."""
-        now = datetime.now(timezone.utc).replace(tzinfo=None)
-        issued = self._ca.issue_cert(
-            name, not_before=now - timedelta(days=60), not_after=now + timedelta(days=for_days)
-        )
-        cert, key = self._folder / f"{part}.pem", self._folder / f"{part}.key"
-        cert.write_bytes(b"".join(each.bytes() for each in issued.cert_chain_pems))
-        key.write_bytes(issued.private_key_pem.bytes())
-        return MutualTls(ca=self.cert, cert=cert, key=key)
+        pair = self._authority.issue(part, since_days=60, for_days=for_days, host=name)
+        return MutualTls(ca=self.cert, cert=pair.cert, key=pair.key)
