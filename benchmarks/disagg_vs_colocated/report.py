@@ -119,7 +119,9 @@ def _control_row(results: Results, wanted: Wanted) -> Sequence[str] | None:
     loaded = loaded_figures(segments, wanted.sizes.num_streams)
     if quiet is None or loaded is None:
         return None
-    return ("control: 1P1D beside a process that prefills", *_stream_cells(quiet, loaded, "100 %"), _NONE)
+    took_s = [seconds for segment in segments for seconds in segment.prefills_s]
+    long_cell = f"its own prefill: {1e3 * median(took_s):.0f}" if took_s else _NONE
+    return ("control: 1P1D beside a process that prefills", *_stream_cells(quiet, loaded, "100 %"), long_cell)
 
 
 def _stream_cells(quiet: StreamFigures, loaded: StreamFigures, share: str) -> Iterator[str]:

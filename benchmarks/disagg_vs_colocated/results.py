@@ -11,7 +11,7 @@ from typing import cast
 from pdserve.bench.errors import BenchError
 from pdserve.bench.serve.records import Failure, RequestRecord
 
-_FORMAT = 1
+_FORMAT = 2
 # Seconds are kept to a tenth of a millisecond.
 _DIGITS = 4
 

@@ -67,7 +67,7 @@ def test_the_streams_rate_is_of_the_time_in_which_they_are_written() -> None:
     """Two streams at 10 tokens/s each; between two answers of the first lie 5 s of waiting."""
     tenths = [each / 10 for each in range(11)]
     streams = (record(tenths), record([6 + at for at in tenths], at_s=1.0), record(tenths))
-    segment = interference.Segment((0.0, 0.0), (0.0, 10.0), streams, ())
+    segment = interference.Segment((0.0, 0.0), (0.0, 10.0), streams, (), ())
     figures = loaded_figures([segment], num_streams=2)
     assert figures is not None
     assert figures.tok_s == pytest.approx(20.0)
@@ -77,7 +77,7 @@ def test_the_streams_rate_is_of_the_time_in_which_they_are_written() -> None:
 
 def test_stalls_count_by_their_time() -> None:
     streamed = record([0.0, 0.05, 0.1, 0.4])
-    figures = loaded_figures([interference.Segment((0, 0), (0, 1), (streamed,), ())], num_streams=1)
+    figures = loaded_figures([interference.Segment((0, 0), (0, 1), (streamed,), (), ())], num_streams=1)
     assert figures is not None
     assert figures.stalled_share == pytest.approx(0.75)
 
