@@ -133,4 +133,6 @@ async def _answer_http(request: Request, error: Exception) -> Response:
 HANDLERS: dict[type[Exception] | int, ExceptionHandler] = {
     PdserveError: _answer_ours,
     HTTPException: _answer_http,
+    # Starlette's outermost: a bug, wherever it is. It is raised again behind the answer.
+    Exception: _answer_ours,
 }

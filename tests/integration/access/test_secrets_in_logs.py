@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import json
 import logging
+import re
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -15,7 +16,7 @@ from engine.config import ModelConfig
 from engine.loading import load_model
 from observability.config import LogFormat, LogLevel, ObservabilityConfig
 from observability.logs import log_by
-from pdserve.client import Client, InvalidArgument, PdserveError, Unauthenticated
+from pdserve.client import Client, Internal, InvalidArgument, PdserveError, Unauthenticated
 from router.access.keys import Permission, new_key
 from router.router import Router
 from tests.certificates import Authority, Pair
@@ -116,14 +117,18 @@ async def test_a_bug_is_logged_without_what_was_asked(
         async with running(model_dir, http="127.0.0.1:0", **keys.settings) as cluster:
             monkeypatch.setattr(Router, "generate", broken)
             async with Client(cluster.server.address, api_key=keys.user) as client:
-                with pytest.raises(PdserveError, match="internal error"):
+                with pytest.raises(Internal) as told:
                     await client.generate(MARKER)
             headers, body = {"authorization": f"Bearer {keys.user}"}, {"prompt": MARKER}
             answer = await post(
                 cluster.server.http_address or "", "/v1/completions", json.dumps(body).encode(), headers
             )
             assert answer.status == 500
-    assert "a bug" in log.getvalue()
+    # Under the id that the client was told, the log has the rest.
+    for message in (told.value.message, str(answer.error["message"])):
+        (error_id,) = re.findall(r"^internal error ([0-9a-f]{32})$", message)
+        assert f"bug error_id={error_id}" in log.getvalue()
+    assert "RuntimeError: a bug" in log.getvalue()
     assert MARKER not in log.getvalue()
     assert keys.user not in log.getvalue()
 
