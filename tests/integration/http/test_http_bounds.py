@@ -129,6 +129,7 @@ async def test_large_bodies_share_their_room_and_small_ones_need_none(cluster: C
     for task in waiting:
         task.cancel()
     assert {task.result().status for task in first} == {429}
+    assert all("retry-after" in task.result().headers for task in first)
     small = await post(address_of(cluster), "/v1/completions", b'{"prompt": [1], "max_tokens": 1}')
     assert small.status == 200
     for _, writer in begun:

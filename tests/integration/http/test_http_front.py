@@ -15,7 +15,7 @@ import pytest_asyncio
 from openai import AsyncOpenAI
 
 from pdserve.v1 import cluster_pb2
-from pdserve.v1.errors import DataLoss, ResourceExhausted
+from pdserve.v1.errors import DataLoss, ResourceExhausted, Unavailable
 from router.bind import CannotBind
 from router.front.server import RouterServer
 from router.http.openai_api import TIMEOUT_HEADER
@@ -261,6 +261,10 @@ async def test_damaged_kv_is_a_500_and_lost_workers_are_a_503(cluster: Cluster) 
     cluster.p.fail_always = DataLoss("the digest is wrong")
     damaged = await post(address_of(cluster), "/v1/completions", b'{"prompt": [1]}')
     assert (damaged.status, damaged.error["type"]) == (500, "server_error")
+    cluster.p.fail_always = Unavailable("gone")
+    spent = await post(address_of(cluster), "/v1/completions", b'{"prompt": [1]}')
+    assert (spent.status, spent.error["code"]) == (503, "workers_lost")
+    assert "retry-after" in spent.headers
     cluster.p.fail_always = None
     pools = cluster.pools()
     for pool in pools:

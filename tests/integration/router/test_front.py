@@ -71,6 +71,22 @@ async def test_bytes_that_are_no_message_are_an_invalid_argument(
     await cluster.client.generate([1], max_tokens=3)
 
 
+async def test_messages_that_are_too_large_are_refused_and_the_next_one_works(cluster: Cluster) -> None:
+    """Before they are parsed; far too large ones by gRPC itself, before they are here."""
+    sizes = {
+        ("Generation/Generate", 6 << 20): grpc.StatusCode.INVALID_ARGUMENT,
+        ("Generation/Generate", 17 << 20): grpc.StatusCode.RESOURCE_EXHAUSTED,
+        ("Admin/ScalePool", 65 << 10): grpc.StatusCode.INVALID_ARGUMENT,
+    }
+    options = [("grpc.max_send_message_length", -1)]
+    async with grpc.aio.insecure_channel(cluster.server.address, options=options) as channel:
+        for (method, size), code in sizes.items():
+            with pytest.raises(grpc.aio.AioRpcError) as refused:
+                await channel.unary_unary(f"/pdserve.v1.{method}")(b"\0" * size, timeout=60)
+            assert refused.value.code() is code
+            await cluster.client.generate([1], max_tokens=3)
+
+
 async def test_fields_without_code_and_other_models_are_refused(cluster: Cluster) -> None:
     with pytest.raises(Unimplemented):
         await cluster.client.generate("x", prompt_logprobs=True)

@@ -216,6 +216,20 @@ async def test_an_empty_pool_means_waiting(cluster: Cluster) -> None:
     assert (await work).token_ids == expected(PROMPT, 1, 5)
 
 
+async def test_an_empty_pool_is_waited_for_until_the_deadline_and_then_named(model_dir: Path) -> None:
+    async with running(model_dir, default_timeout_s=0.3) as cluster:
+        pools = cluster.pools()
+        pools[1].target = 0
+        pools[1].ClearField("workers")
+        await cluster.control.show(pools)
+        await until(lambda: not cluster.router.table.is_serving)
+        begin = time.monotonic()
+        with pytest.raises(DeadlineExceeded, match=r"^not done within 0\.3 s: decode is scaled to 0"):
+            await cluster.client.generate(PROMPT, max_tokens=5)
+        assert time.monotonic() - begin >= 0.3
+        assert (cluster.p.num_prefills, cluster.d.num_reserves) == (0, 0)
+
+
 async def test_a_pool_that_cannot_recover_is_unavailable_at_once(cluster: Cluster) -> None:
     cluster.decodes.clear()
     await cluster.show()

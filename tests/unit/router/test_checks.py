@@ -73,6 +73,8 @@ def ban_all(message: Message) -> None:
         (spoil("stop.min_tokens", 257), "stop.min_tokens"),
         (lambda message: message.stop.stop.append(""), "stop.stop"),
         (lambda message: message.stop.stop.extend(["x"] * 65), "stop.stop"),
+        (lambda message: message.stop.stop.append("é" * 513), "stop.stop"),
+        (lambda message: message.stop.stop_token_ids.extend([1] * 1025), "stop.stop_token_ids"),
         (lambda message: message.stop.stop_token_ids.append(512), "stop.stop_token_ids"),
         (spoil("sampling.temperature", math.nan), "sampling.temperature"),
         (spoil("sampling.temperature", math.inf), "sampling.temperature"),
