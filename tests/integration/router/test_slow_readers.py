@@ -67,6 +67,29 @@ async def test_five_hundred_streams_that_nobody_reads_are_bounded_and_stall_nobo
         assert 0 < num_cut < NUM_STREAMS
 
 
+async def test_who_is_furthest_behind_is_cut_and_nobody_else(model_dir: Path) -> None:
+    async with (
+        running(model_dir, max_unread_tokens=200) as cluster,
+        grpc.aio.insecure_channel(cluster.server.address, options=NARROW) as channel,
+    ):
+        stub = generation_pb2_grpc.GenerationStub(channel)
+        calls: list[Call] = []
+        for number, num_tokens in enumerate((40, 300), 1):
+            request = generation_pb2.GenerateRequest(
+                token_ids=generation_pb2.TokenIds(ids=[number]),
+                stop=generation_pb2.StopConditions(max_tokens=num_tokens),
+            )
+            calls.append(stub.GenerateStream(request, timeout=100))
+            # All of the short one waits at the router before the long one comes.
+            await until(lambda: cluster.d.num_tokens >= 40, 60.0)
+        await until(lambda: cluster.router._dispatcher.num_slow_readers > 0, 60.0)
+        (num_short, short), (num_long, long) = [await ending(call) for call in calls]
+        assert (num_short, short) == (40, None)
+        assert num_long < 300
+        assert isinstance(long, errors.ResourceExhausted)
+        assert (long.reason, cluster.router._dispatcher.num_slow_readers) == ("SLOW_READER", 1)
+
+
 async def test_a_client_that_takes_nothing_until_its_time_is_over_hears_that_when_it_reads(
     model_dir: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
