@@ -234,6 +234,20 @@ def test_cancel_of_a_holding_sequence_leaves_its_blocks_until_they_are_released(
     assert engine.snapshot().blocks_used == 0
 
 
+def test_a_new_sequence_waits_behind_a_preempted_one_even_where_it_would_fit(make_engine):
+    engine = make_engine(num_blocks=8)
+    for seed in range(3):
+        engine.add(request(prompt(30, seed), 60))
+    while engine.snapshot().num_preemptions == 0:
+        engine.step()
+    small = request(prompt(1), 1)
+    engine.add(small)
+    while small.sequence_id not in {output.sequence_id for output in engine.step().outputs}:
+        pass
+    assert not engine._scheduler.preempted
+    drain(engine)
+
+
 def test_holding_sequences_are_not_preempted(make_engine):
     engine = make_engine(num_blocks=10, max_num_batched_tokens=16)
     growing = request(prompt(30), 80)

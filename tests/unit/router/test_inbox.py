@@ -26,6 +26,19 @@ async def test_the_repeated_first_token_is_taken_once() -> None:
     assert positions(await inbox.take()) == [2]
 
 
+async def test_a_token_that_comes_again_late_is_dropped_and_counts_as_nothing_unread() -> None:
+    inbox = Inbox(0)
+    for position in range(3):
+        inbox.put_decode(Token(position, 10 + position))
+    assert positions(await inbox.take()) == [0, 1, 2]
+    inbox.put_prefill(Token(0, 10, report=REPORT))
+    assert inbox.num_unread == 0
+    inbox.put_decode(Token(3, 13))
+    assert inbox.num_unread == 1
+    assert positions(await inbox.take()) == [3]
+    assert inbox.num_unread == 0
+
+
 async def test_decode_tokens_that_overtake_wait_for_the_report() -> None:
     inbox = Inbox(5)
     inbox.await_report()
