@@ -104,10 +104,14 @@ async def test_a_worker_that_does_not_answer_keeps_nobody_waiting_and_is_replace
     async with ready() as before:
         silent = before.script.handles[1]
         silent.is_mute = True
-        async with successor(before, patience_s=0.1, start_timeout_s=0.5) as after:
+        async with successor(before, patience_s=0.1, start_timeout_s=2.0) as after:
             assert after.states() == {"prefill-0": S.READY, "decode-0": S.STARTING}
             after.supervisor.start()
-            await after.until(READY)
+            before.script.may_start.clear()
+            async with after.changed:
+                await asyncio.wait_for(after.changed.wait_for(lambda: len(before.script.handles) == 3), 30)
             assert silent.is_killed
             # It says nothing of how the next start will go.
             assert after.membership.pools[Role.DECODE].num_failures == 0
+            before.script.may_start.set()
+            await after.until(READY)
