@@ -54,6 +54,16 @@ def test_a_handed_over_sequence_survives_preemption(make_engine):
         assert [first.token_id, *(t.token_id for t in tokens_of(outputs[item.sequence_id]))] == whole
 
 
+def test_blocks_that_are_given_out_hold_no_number_until_they_are_written(make_engine):
+    """In tests: it is by this that KV shows which was read or shipped before it was computed."""
+    engine = make_engine(num_blocks=8)
+    generate(engine, request(prompt(7 * BLOCK), 10))  # all blocks have been written, and are free or cached
+    reservation = engine.reserve(prompt(3 * BLOCK, 1), 5)
+    assert reservation.num_cached_blocks == 0
+    assert engine.pool.tensor[list(reservation.block_ids)].isnan().all()
+    engine.release_reservation(reservation)
+
+
 def test_reserved_blocks_are_no_hit_until_their_kv_is_there(engine):
     item = request(prompt(3 * BLOCK))
     first = reserve(engine, item)

@@ -268,6 +268,27 @@ def test_holding_sequences_are_not_preempted(make_engine):
     drain(engine)
 
 
+def test_one_that_will_hold_its_blocks_is_not_preempted_while_its_prompt_is_computed(make_engine):
+    """Some of them are on their way to another worker already."""
+    engine = make_engine(num_blocks=8, max_num_batched_tokens=4)
+    growing = request(prompt(30), 40)
+    engine.add(growing)
+    while not any(output.new_tokens for output in engine.step().outputs):
+        pass
+    held = request(prompt(80), until=Until.FIRST_TOKEN, hold_blocks=True)
+    engine.add(held)
+    engine.step()
+    table = engine.block_table(held.sequence_id)
+    assert len(table) == 5
+    while engine.snapshot().num_preemptions == 0:
+        assert held.sequence_id in engine._scheduler.running
+        engine.step()
+        assert engine.block_table(held.sequence_id) == table
+    assert growing.sequence_id in {sequence.sequence_id for sequence in engine._scheduler.preempted}
+    engine.release_hold(held.sequence_id)
+    drain(engine)
+
+
 def test_what_can_never_fit_is_refused_at_once(make_engine):
     engine = make_engine(num_blocks=8, max_model_len=100)
     assert engine.limits.max_sequence_tokens == 100

@@ -17,7 +17,7 @@ from pdserve.v1.errors import (
 )
 from router.deadline import Deadline
 from router.front.intake import seed_of
-from router.loss import AttemptLost, Verdict, back_off_s, judge
+from router.loss import LEAVES, STALLED, AttemptLost, Verdict, back_off_s, judge
 from router.request import MOVES, IllegalMove, Request, RequestState, SequencePlan, Timeline
 from router.text.transcript import StopText, Transcript
 from router.tokens import Token
@@ -106,6 +106,8 @@ def test_damaged_twice_is_data_loss() -> None:
         (FailedPrecondition("stale"), Verdict.RETRY),
         (FailedPrecondition("", reason="LAYOUT_MISMATCH"), Verdict.FINAL),
         (ResourceExhausted(""), Verdict.WAIT),
+        *((Unavailable("", reason=reason), Verdict.MOVE) for reason in ("DRAINING", "STOPPING", "STOPPED")),
+        *((Unavailable("", reason=reason), Verdict.MOVE) for reason in (STALLED, LEAVES)),
         (Internal(""), Verdict.FINAL),
         (InvalidArgument(""), Verdict.FINAL),
     ],
