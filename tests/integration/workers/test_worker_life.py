@@ -190,3 +190,16 @@ async def test_a_taken_port_fails_the_start_and_leaves_the_engine_free(
         with pytest.raises(RuntimeError, match=str(taken_port)):
             await worker.start()
         await worker.stop()
+
+
+async def test_another_workers_port_is_no_less_taken(make_loop: MakeLoop) -> None:
+    """Two that listen at one port would each get some of the other's calls."""
+    first = PrefillWorker("first", make_loop(), TRUST)
+    port = int((await first.start()).rpartition(":")[2])
+    loop = make_loop()
+    for kind in (PrefillWorker, DecodeWorker):
+        worker = kind("second", loop, TRUST, port=port)
+        with pytest.raises(RuntimeError, match=str(port)):
+            await worker.start()
+        await worker.stop()
+    await first.stop()
