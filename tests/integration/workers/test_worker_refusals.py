@@ -113,6 +113,19 @@ async def test_the_same_reserve_again_takes_nothing_twice(cluster: Cluster) -> N
     await decoder.release(sequence)
 
 
+async def test_another_routers_reservation_is_told_to_nobody_else(cluster: Cluster) -> None:
+    decode = await cluster.decode_worker()
+    owner, other = await cluster.subscribe(decode, "a"), await cluster.subscribe(decode, "b")
+    sequence = spec(prompt(40))
+    await owner.reserve(sequence)
+    with pytest.raises(FailedPrecondition) as caught:
+        await other.reserve(sequence)
+    assert caught.value.reason == "FOREIGN_ROUTER"
+    # It is whole, and its owner's.
+    assert decode.load().kv_blocks_used == 3
+    assert await owner.release(sequence) == 1
+
+
 async def test_a_release_that_overtakes_its_reserve_keeps_it_out(cluster: Cluster) -> None:
     decoder = await cluster.subscribe(await cluster.decode_worker())
     sequence = spec(prompt(20))
