@@ -10,32 +10,18 @@ import asyncio
 import logging
 import uuid
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
 
 from cluster.config import ClusterConfig
 from cluster.control.health import Patience, Verdict, judge, stuck_senders
 from cluster.control.membership import SERVING, IllegalMove, Member, Membership, WorkerState
-from cluster.control.policy import (
-    FAILURES_UNTIL_UNRECOVERABLE,
-    Plan,
-    layout_difference,
-    plan_pool,
-    retry_delay_s,
-)
-from cluster.control.probe import Probe
+from cluster.control.policy import FAILURES_UNTIL_UNRECOVERABLE, Plan, plan_pool, retry_delay_s
+from cluster.control.running import Running
+from cluster.control.start import Start, StartError
 from cluster.control.tasks import Tasks
-from cluster.control.worker_handle import (
-    Loading,
-    Pending,
-    Started,
-    StartFailed,
-    WorkerGone,
-    WorkerHandle,
-    WorkerSpec,
-)
+from cluster.control.worker_handle import WorkerGone, WorkerHandle, WorkerSpec
 from cluster.nodes.network import Bind
 from pdserve.v1.cluster_pb2 import WORKER_STATE_DRAINING, WORKER_STATE_UNHEALTHY
-from router.fleet.vigil import Vigil, vitals_of
+from router.fleet.vigil import Vigil
 from trust.trust import Trust
 from worker.identity import Role
 
@@ -46,25 +32,6 @@ Launch = Callable[[WorkerSpec], WorkerHandle]
 _LEAVING = "goes when another is ready in its place"
 _FINISHES = "finishes what it has"
 _GOES_FIRST = f"{_FINISHES}, before another starts in its place: there is no room for both"
-
-
-class StartError(Exception):
-    """A worker did not become ready; says why."""
-
-
-@dataclass(slots=True)
-class _Running:
-    """A member with its process."""
-
-    member: Member
-    handle: WorkerHandle
-    vigil: Vigil
-    # Its process was there before this supervisor.
-    is_adopted: bool = False
-    # Set when it has said how it is, or will not any more.
-    has_spoken: asyncio.Event = field(default_factory=asyncio.Event)
-    # From when it serves.
-    probe: Probe | None = None
 
 
 class Supervisor:
@@ -87,7 +54,7 @@ class Supervisor:
         self._log_folder = log_folder
         self._patience = patience or Patience(unhealthy_after_s=config.router.suspect_after_s)
         self._bind = bind
-        self._running: dict[str, _Running] = {}  # by the member's key
+        self._running: dict[str, Running] = {}  # by the member's key
         self._retry_at: dict[Role, float] = {}
         self._tasks = Tasks()
         self._wake = asyncio.Event()
@@ -110,7 +77,7 @@ class Supervisor:
             for wait in silent:
                 wait.cancel()
 
-    def _take_in(self, what: str, launch: Launch) -> _Running:
+    def _take_in(self, what: str, launch: Launch) -> Running:
         worker_id, _, key = what.partition("/")
         member = Member(worker_id, Role(worker_id.rpartition("-")[0]), key, detail="was found running")
         return self._watch_over(member, launch, is_adopted=True)
@@ -140,7 +107,7 @@ class Supervisor:
 
     async def refresh(self, timeout_s: float) -> None:
         """Fresh reports of every worker that answers in time."""
-        await asyncio.gather(*(self._ask(running, timeout_s) for running in self._running.values()))
+        await asyncio.gather(*(running.ask(timeout_s) for running in self._running.values()))
 
     async def close(self) -> None:
         """Ends every worker, at once, and all that happens here."""
@@ -176,7 +143,7 @@ class Supervisor:
     def _begin(self, worker_id: str, role: Role) -> None:
         self._watch_over(Member(worker_id, role, uuid.uuid4().hex[:8]), self._launch)
 
-    def _watch_over(self, member: Member, launch: Launch, is_adopted: bool = False) -> _Running:
+    def _watch_over(self, member: Member, launch: Launch, is_adopted: bool = False) -> Running:
         """From now on it is in the books, and `_live` leads its life."""
         pool = self._config.pools.by_role()[member.role]
         spec = WorkerSpec(
@@ -193,14 +160,14 @@ class Supervisor:
         )
         member.detail = member.detail or f"waits to be placed: wants {spec.wanted()}"
         vigil = Vigil(self._patience.longest_look_s)
-        running = self._running[member.key] = _Running(member, launch(spec), vigil, is_adopted)
+        running = self._running[member.key] = Running(member, launch(spec), vigil, is_adopted)
         self._membership.add(member)
         self._tasks.start(self._live(running, pool.start_timeout_s), member.worker_id)
         return running
 
     # -- one worker's life -------------------------------------------------------------------------
 
-    async def _live(self, running: _Running, start_timeout_s: float) -> None:
+    async def _live(self, running: Running, start_timeout_s: float) -> None:
         member = running.member
         try:
             await self._become_ready(running, start_timeout_s)
@@ -215,59 +182,19 @@ class Supervisor:
             raise
         finally:
             del self._running[member.key]
-            running.has_spoken.set()
-            running.handle.kill()
-            if running.probe is not None:
-                await running.probe.close()
+            await running.close()
             self._wake.set()
 
-    async def _become_ready(self, running: _Running, timeout_s: float) -> None:
+    async def _become_ready(self, running: Running, timeout_s: float) -> None:
         member = running.member
-        try:
-            await asyncio.wait_for(self._start(running), timeout_s)
-        except asyncio.TimeoutError as error:
-            raise StartError(f"not ready within {timeout_s:g} s: {member.detail}") from error
+        patience_s = self._patience.register_timeout_s
+        await Start(running, self._membership, self._trust, patience_s, self._wake.set).done(timeout_s)
         self._membership.start_succeeded(member.role)
         self._membership.move(member, WorkerState.READY)
         self._wake.set()
         log.info("worker=%s ready address=%s pid=%s", member.worker_id, member.address, member.pid)
         if member.report is not None and member.report.state == WORKER_STATE_DRAINING:
             self.drain(member, None)  # an earlier controller has told it to, and for how long
-
-    async def _start(self, running: _Running) -> None:
-        async for event in running.handle.start():
-            if isinstance(event, Pending):
-                self._membership.describe(running.member, event.reason)
-                running.member.finds_no_room = event.finds_no_room
-                if event.finds_no_room:
-                    self._wake.set()
-            elif isinstance(event, Loading):
-                running.member.pid, running.member.node = event.pid, event.node
-                running.member.finds_no_room = False
-                self._membership.describe(running.member, event.detail)
-                running.has_spoken.set()
-            elif isinstance(event, StartFailed):
-                raise StartError(event.reason)
-            elif isinstance(event, Started):
-                await self._register(running, event.address)
-                return
-        raise StartError("its start ended without a result")
-
-    async def _register(self, running: _Running, address: str) -> None:
-        """Takes it in, unless it could not hand KV to those that are there."""
-        member, running.probe = running.member, Probe(address, self._trust)
-        await self._ask(running, self._patience.register_timeout_s)
-        if member.report is None:
-            raise StartError(f"it says that it serves {address}, and does not answer there")
-        others = [
-            (other.worker_id, other.report.limits.layout)
-            for other in self._membership.members()
-            if other.state in SERVING and other.report is not None
-        ]
-        difference = layout_difference(member.report.limits.layout, others)
-        if difference is not None:
-            raise StartError(difference)
-        member.address, member.pid = address, member.report.pid
 
     def _died(self, member: Member, reason: str) -> None:
         log.warning("worker=%s %s → dead: %s", member.worker_id, member.state.value, reason)
@@ -305,15 +232,7 @@ class Supervisor:
             self._died(self._running[key].member, why)
             self._running[key].handle.kill()
 
-    async def _ask(self, running: _Running, timeout_s: float) -> None:
-        if running.probe is None:
-            return
-        report = await running.probe.describe(timeout_s)
-        if report is not None:
-            running.member.report = report
-            running.vigil.heard(vitals_of(report.vitals))
-
-    def _act_on(self, running: _Running) -> None:
+    def _act_on(self, running: Running) -> None:
         member, report, vigil = running.member, running.member.report, running.vigil
         is_broken = report is not None and report.state == WORKER_STATE_UNHEALTHY
         verdict = judge(member.state, vigil.still_s, vigil.step_s, is_broken, self._patience)
