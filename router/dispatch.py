@@ -13,7 +13,7 @@ from contextlib import contextmanager
 
 from observability.tracing import Span
 from pdserve.v1 import generation_pb2, worker_pb2
-from pdserve.v1.errors import DeadlineExceeded, PdserveError, ResourceExhausted, Unavailable
+from pdserve.v1.errors import PdserveError, ResourceExhausted, Unavailable
 from router.admission import Admission
 from router.attempt import Attempt, Hold
 from router.config import RouterSettings
@@ -23,13 +23,14 @@ from router.fleet.worker import Worker
 from router.fleet.worker_info import SequenceKey
 from router.fleet.workers import WorkerTable
 from router.integrity import IntegrityError
-from router.loss import LEAVES, SLOW_READER, AttemptLost, Verdict, back_off_s, judge
+from router.loss import LEAVES, AttemptLost, Verdict, back_off_s, judge
 from router.outputs import Delta, Output
 from router.prefill import read_prefill
 from router.queue_order import QueuePolicy
 from router.release import Releaser
 from router.report import finished, started
 from router.request import Request, RequestState
+from router.slow_readers import SlowReaders
 from router.tokens import Token
 
 _TRANSFER_END_TIMEOUT_S = 5.0
@@ -41,8 +42,7 @@ class Dispatcher:
         self._router_id = router_id
         self._in_flight: set[str] = set()
         self._attempts: dict[SequenceKey, Attempt] = {}
-        self._max_unread = settings.max_unread_tokens
-        self.num_slow_readers = 0
+        self.slow_readers = SlowReaders(settings.max_unread_tokens)
         # Attempts that were made again: workers were lost, left or stalled, or none had room.
         self.num_resumes = 0
         self.num_moves = 0
@@ -259,28 +259,9 @@ class Dispatcher:
             request.tell(Moment.FINISHED, outcome=outcome)
 
     def cut_slow_readers(self) -> None:
-        """Whose time is over; and whoever is furthest behind, where all clients together have not read more
-        than may be kept. Their tasks wait for their clients, who hear of it with the next thing they read.
-        """
-        for attempt in tuple(self._attempts.values()):
-            if attempt.request.deadline.has_passed:
-                self._cut(attempt, DeadlineExceeded("its time is over"))
-        attempts = [attempt for attempt in self._attempts.values() if attempt.inbox.num_unread]
-        num_unread = sum(attempt.inbox.num_unread for attempt in attempts)
-        if num_unread <= self._max_unread:
-            return
-        for attempt in sorted(attempts, key=lambda each: each.inbox.num_unread, reverse=True):
-            behind = attempt.inbox.num_unread
-            error = ResourceExhausted(f"its client is {behind} tokens behind", reason=SLOW_READER)
-            self._cut(attempt, error)
-            self.num_slow_readers += 1
-            num_unread -= behind
-            if num_unread <= self._max_unread:
-                return
-
-    def _cut(self, attempt: Attempt, error: PdserveError) -> None:
-        attempt.inbox.drop(error)
-        self._release(attempt)
+        for attempt, error in self.slow_readers.to_cut(self._attempts.values()):
+            attempt.inbox.drop(error)
+            self._release(attempt)
 
     @property
     def num_in_flight(self) -> int:

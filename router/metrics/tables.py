@@ -46,7 +46,7 @@ class TableMetrics(Collector):
         yield CounterMetricFamily(
             "pdserve_slow_readers",
             "Requests that were cut off since their clients were furthest behind with reading.",
-            value=dispatcher.num_slow_readers,
+            value=dispatcher.slow_readers.num_cut,
         )
         yield CounterMetricFamily(
             "pdserve_reservations_refused",

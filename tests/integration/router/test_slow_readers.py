@@ -53,7 +53,7 @@ async def test_five_hundred_streams_that_nobody_reads_are_bounded_and_stall_nobo
             await until(lambda: sum(decode.num_reserves for decode in cluster.decodes) == NUM_STREAMS, 60.0)
             await until(lambda: not any(decode.reserved for decode in cluster.decodes), 60.0)
             await until(lambda: unread(cluster) <= LIMIT, 20.0)
-            await until(lambda: cluster.router._dispatcher.num_slow_readers > 0, 20.0)
+            await until(lambda: cluster.router._dispatcher.slow_readers.num_cut > 0, 20.0)
             answer = await cluster.client.generate([3], max_tokens=NUM_TOKENS, seed=1, timeout=60)
             assert answer.token_ids == expected([3], 1, NUM_TOKENS)
             endings = await asyncio.gather(*(ending(call) for call in calls))
