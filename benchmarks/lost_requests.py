@@ -33,6 +33,7 @@ from benchmarks.under_faults.serving import TINY, Served, served
 from benchmarks.under_faults.shown import console, shown
 from benchmarks.under_faults.troubles import Cluster, Trouble
 from pdserve import Client
+from pdserve.bench.interrupted import tidily
 from pdserve.client import Role
 
 # How far, as shares of all requests, clients may be ahead of a trouble that is still to come.
@@ -143,4 +144,4 @@ def main() -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(tidily(main))

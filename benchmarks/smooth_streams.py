@@ -16,6 +16,7 @@ import asyncio
 import json
 import random
 import subprocess
+import sys
 import time
 from bisect import bisect_left, bisect_right
 from collections.abc import Iterator, Sequence
@@ -31,6 +32,7 @@ from cluster.trusted import SECRET_FILE
 from pdserve import Client
 from pdserve.bench.arriving_kv import Order, Settings
 from pdserve.bench.child import trusted_child
+from pdserve.bench.interrupted import tidily
 from pdserve.bench.own_cluster import own_cluster
 from pdserve.bench.transfer_ends import TRANSPORTS
 from pdserve.client import Delta, Finished, Role
@@ -221,4 +223,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(tidily(main))

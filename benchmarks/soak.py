@@ -6,8 +6,9 @@ at random and clients cancel. It tells whether anything fails, differs, leaks or
 
 A catalogue of seeded requests is answered first by the undisturbed cluster, in float32; every answer of
 the soak is compared with that. At the end the load stops, and then nothing may be held on any worker.
-Memory is told by process, as a slope behind its warm-up: a leak shows as one that goes on. Exit code 1
-on any failed request, other token or thing still held.
+Memory is told by process, as a slope behind its warm-up: a leak shows as one that goes on. Ctrl-C ends
+the soak early, and tells what was found until then. Exit code 1 on any failed request, other token or
+thing still held.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ from __future__ import annotations
 import argparse
 import asyncio
 import random
+import signal
 import sys
 import time
 from collections.abc import Mapping, Sequence
@@ -35,6 +37,7 @@ from benchmarks.under_faults.serving import TINY, Served, served
 from benchmarks.under_faults.shown import console, shown
 from benchmarks.under_faults.troubles import Cluster, Trouble
 from pdserve import Client
+from pdserve.bench.interrupted import tidily
 from pdserve.client import PdserveError, Role, WorkerState
 
 _CANCEL_SHARE = 0.1
@@ -69,6 +72,7 @@ class Soak:
         self._targets = {Role.PREFILL: options.prefill, Role.DECODE: options.decode}
         self._memory = Memory()
         self._troubles: list[Trouble] = []
+        self._over = asyncio.Event()
 
     async def run(self) -> SoakReport:
         await warm_up(self._client, self._asks[:4], self._options.timeout)
@@ -76,16 +80,27 @@ class Soak:
         with shown("soaking", None) as done:
             load = Load(self._where.address, self._options.clients, self._options.timeout, done)
             began = time.monotonic()
-            until = began + 60 * self._options.minutes
-            clients = [self._ask_until(until, load, number) for number in range(self._options.clients)]
+            self._end_in(60 * self._options.minutes)
+            clients = [self._ask(load, number) for number in range(self._options.clients)]
             watching = asyncio.ensure_future(self._watch_memory())
-            await asyncio.gather(self._trouble_until(until), *clients)
+            await asyncio.gather(self._make_trouble(), *clients)
             ended = time.monotonic()
             watching.cancel()
         still_held = await self._held_when_idle()
         comparison = await asyncio.to_thread(compare, load.answers, undisturbed, self._where.folder)
         told = report(load.answers, comparison, self._troubles, began, ended)
         return SoakReport(told, tuple(self._memory.growths()), still_held)
+
+    def _end_in(self, seconds: float) -> None:
+        loop = asyncio.get_running_loop()
+        loop.call_later(seconds, self._over.set)
+        loop.add_signal_handler(signal.SIGTERM, self._over.set)
+        loop.add_signal_handler(signal.SIGINT, self._end_early)
+
+    def _end_early(self) -> None:
+        """Who presses Ctrl-C again does not wait for the report."""
+        self._over.set()
+        asyncio.get_running_loop().remove_signal_handler(signal.SIGINT)
 
     async def _undisturbed(self) -> Mapping[int, Sequence[int]]:
         with shown("undisturbed", len(self._asks)) as done:
@@ -96,22 +111,23 @@ class Soak:
             raise SystemExit(f"even undisturbed {len(failed)} requests failed: {failed[0]}")
         return {answer.ask.number: answer.ids for answer in quiet.answers}
 
-    async def _ask_until(self, until: float, load: Load, number: int) -> None:
+    async def _ask(self, load: Load, number: int) -> None:
         dice = random.Random(f"{self._options.seed}/{number}")
         async with Client(self._where.address) as client:
-            while time.monotonic() < until:
+            while not self._over.is_set():
                 is_cancelled = dice.random() < _CANCEL_SHARE
                 cancel_after_s = dice.expovariate(2.0) if is_cancelled else None
                 ask = dice.choice(self._asks)
                 load.note(await answered(client, ask, self._options.timeout, cancel_after_s))
 
-    async def _trouble_until(self, until: float) -> None:
-        while (left := until - time.monotonic()) > 0:
+    async def _make_trouble(self) -> None:
+        while not self._over.is_set():
             pause_s = self._dice.uniform(0.5, 1.5) * self._options.trouble_every
-            await asyncio.sleep(min(left, pause_s))
-            if time.monotonic() < until:
-                self._troubles.append(await self._one())
-                console.log(self._troubles[-1].what)
+            with suppress(asyncio.TimeoutError):
+                await asyncio.wait_for(self._over.wait(), pause_s)
+                return
+            self._troubles.append(await self._one())
+            console.log(self._troubles[-1].what)
 
     async def _one(self) -> Trouble:
         role = self._dice.choice(list(self._targets))
@@ -188,4 +204,4 @@ def main() -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(tidily(main))

@@ -14,6 +14,7 @@ from __future__ import annotations
 import argparse
 import asyncio
 import random
+import sys
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -24,6 +25,7 @@ from matplotlib.figure import Figure
 from rich.console import Console
 
 from pdserve import Client
+from pdserve.bench.interrupted import tidily
 from pdserve.bench.own_cluster import own_cluster
 from pdserve.client import Delta, Finished, Timings
 
@@ -168,4 +170,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(tidily(main))

@@ -27,6 +27,7 @@ from rich.console import Console
 from rich.progress import track
 
 from pdserve import Client
+from pdserve.bench.interrupted import tidily
 from pdserve.bench.own_cluster import own_cluster
 from pdserve.client import Finished, Timings
 
@@ -161,4 +162,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(tidily(main))
