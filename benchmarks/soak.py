@@ -164,14 +164,13 @@ class Soak:
 
 
 def print_growths(growths: Sequence[Growth]) -> None:
-    table = Table(title="memory", title_justify="left")
-    for title in ("process", "samples", "first MiB", "last MiB", "MiB an hour"):
+    table = Table(title="memory of its own", title_justify="left")
+    for title in ("process", "samples", "first MiB", "last MiB", "MiB an hour", "mapped MiB"):
         table.add_column(title, justify="left" if title == "process" else "right")
     for each in growths:
         slope = "?" if each.mib_per_hour is None else f"{each.mib_per_hour:+.1f}"
-        table.add_row(
-            each.name, str(each.num_samples), f"{each.first_mib:.0f}", f"{each.last_mib:.0f}", slope
-        )
+        sizes = (f"{mib:.0f}" for mib in (each.first_mib, each.last_mib))
+        table.add_row(each.name, str(each.num_samples), *sizes, slope, f"{each.last_mapped_mib:.0f}")
     console.print(table)
 
 

@@ -19,12 +19,17 @@ _FEWEST_SAMPLES = 5
 
 @dataclass(frozen=True, slots=True)
 class Growth:
+    """Of a process's own memory, without what it has mapped: KV pools in shared memory (its own, and those
+    that it pushes into) count for whoever touches them, and grow until each page was touched once.
+    """
+
     name: str
     num_samples: int
     first_mib: float
     last_mib: float
     # Least squares over the samples behind the warm-up. None: too few.
     mib_per_hour: float | None
+    last_mapped_mib: float
 
 
 class Memory:
@@ -32,23 +37,26 @@ class Memory:
 
     def __init__(self) -> None:
         self._samples: defaultdict[str, list[tuple[float, float]]] = defaultdict(list)
+        self._mapped_mib: dict[str, float] = {}
 
     def note(self, name: str, pid: int) -> None:
         try:
-            rss = psutil.Process(pid).memory_info().rss
+            memory = psutil.Process(pid).memory_info()
         except psutil.NoSuchProcess:
             return
-        self._samples[f"{name} pid={pid}"].append((time.monotonic(), rss / MIB))
+        key = f"{name} pid={pid}"
+        self._samples[key].append((time.monotonic(), (memory.rss - memory.shared) / MIB))
+        self._mapped_mib[key] = memory.shared / MIB
 
     def growths(self) -> list[Growth]:
-        return [_growth(name, samples) for name, samples in self._samples.items()]
+        return [_growth(name, samples, self._mapped_mib[name]) for name, samples in self._samples.items()]
 
 
-def _growth(name: str, samples: Sequence[tuple[float, float]]) -> Growth:
+def _growth(name: str, samples: Sequence[tuple[float, float]], mapped_mib: float) -> Growth:
     settled = samples[int(_SETTLING_SHARE * len(samples)) :]
     slope = _slope(settled) if len(settled) >= _FEWEST_SAMPLES else None
     per_hour = None if slope is None else 3600 * slope
-    return Growth(name, len(samples), samples[0][1], samples[-1][1], per_hour)
+    return Growth(name, len(samples), samples[0][1], samples[-1][1], per_hour, mapped_mib)
 
 
 def _slope(samples: Sequence[tuple[float, float]]) -> float:

@@ -77,9 +77,9 @@ def test_pauses_count_for_the_trouble_before_them() -> None:
 def test_a_slope_is_told_of_what_comes_behind_the_warm_up() -> None:
     warm = [(float(second), 100.0 + 10 * second) for second in range(3)]
     steady = [(float(second), 130.0 + 0.5 * second) for second in range(3, 12)]
-    found = growth._growth("worker", warm + steady)
+    found = growth._growth("worker", warm + steady, mapped_mib=9.0)
     assert found.mib_per_hour == pytest.approx(1800)
-    assert growth._growth("worker", warm).mib_per_hour is None
+    assert growth._growth("worker", warm, mapped_mib=9.0).mib_per_hour is None
 
 
 async def test_clients_do_not_run_away_from_a_trouble_that_is_still_to_come() -> None:
