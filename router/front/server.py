@@ -27,6 +27,11 @@ _OPTIONS = (
     ("grpc.so_reuseport", 1),
     ("grpc.http2.min_ping_interval_without_data_ms", 5000),
     ("grpc.keepalive_permit_without_calls", 1),
+    # A busy event loop takes calls up late. By default gRPC ends those that wait for it by a bare CANCELLED:
+    # after 30 s, some at once where over 1000 wait. Here they wait, for their own deadlines or our status.
+    ("grpc.server_max_unrequested_time_in_server", 3600),
+    ("grpc.server.max_pending_requests", 1 << 13),
+    ("grpc.server.max_pending_requests_hard_limit", 1 << 14),
 )
 # For a connection's first call to come after it.
 _JUST_COME_S = 1.0
