@@ -6,12 +6,15 @@ import asyncio
 import json
 from http import HTTPStatus
 
-from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
+from uvicorn._types import ASGI3Application
+from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
 
 MAX_CONNECTIONS = 1024
 MAX_HEAD_BYTES = 1 << 16
 # Chunks of one byte have six around it.
 _MAX_FRAMING_RATIO = 8
+# Requests on a connection behind the one that is answered; while there are more, nothing is read from it.
+_MAX_PIPELINED = 16
 # From a connection, or a request's first byte, to the end of the request's head.
 HEAD_TIMEOUT_S = 30.0
 # For the rest of a body that was answered already, and of an answer behind which the connection closes.
@@ -36,6 +39,8 @@ class BoundedProtocol(HttpToolsProtocol):
     _is_refused = False
     _reading: asyncio.TimerHandle | None = None
     _writing: asyncio.TimerHandle | None = None
+    # The request that is answered; `cycle` is the last one that has come.
+    _answered: RequestResponseCycle | None = None
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
@@ -48,6 +53,9 @@ class BoundedProtocol(HttpToolsProtocol):
         self._expect(None)
         _cancel(self._writing)
         super().connection_lost(exc)
+        if self._answered is not None and not self._answered.response_complete:
+            self._answered.disconnected = True
+            self._answered.message_event.set()
 
     def data_received(self, data: bytes) -> None:
         if self._is_refused:
@@ -81,6 +89,13 @@ class BoundedProtocol(HttpToolsProtocol):
     def on_headers_complete(self) -> None:
         self._expect(None)
         super().on_headers_complete()
+        if 0 < len(self.pipeline) <= _MAX_PIPELINED:
+            # Who does not read does not hear that the client is gone, either.
+            self.flow.resume_reading()
+
+    def _start_asgi_task(self, cycle: RequestResponseCycle, app: ASGI3Application) -> None:
+        self._answered = cycle
+        super()._start_asgi_task(cycle, app)
 
     def on_body(self, body: bytes) -> None:
         self._num_body += len(body)

@@ -208,6 +208,21 @@ async def test_a_closed_connection_cancels_what_has_not_answered_yet(cluster: Cl
     cluster.p.hold_token.set()
 
 
+@pytest.mark.parametrize("stream", [True, False])
+async def test_a_closed_connection_cancels_though_more_requests_wait_on_it(
+    cluster: Cluster, stream: bool
+) -> None:
+    cluster.d.step_s = 0.01
+    body = json.dumps({"prompt": [1], "max_tokens": 300, "stream": stream}).encode()
+    _, writer = await connect(address_of(cluster))
+    writer.write(request("/v1/completions", body) * 3)
+    await until(lambda: cluster.d.num_tokens > 0)
+    writer.close()
+    await until(cluster.is_idle)
+    assert cluster.d.num_tokens < 300
+    assert cluster.p.num_prefills == 1
+
+
 async def test_a_closed_connection_cancels_every_prompt_of_a_list(cluster: Cluster) -> None:
     cluster.d.step_s = 0.01
     body = json.dumps({"prompt": [[1], [2]], "max_tokens": 300, "stream": True, "n": 2}).encode()
