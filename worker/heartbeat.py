@@ -51,7 +51,9 @@ class Heartbeat:
 
     def vitals(self) -> cluster_pb2.Vitals:
         reading = self._progress.read()
-        age_s = time.monotonic() - self._beat_at if self._thread.is_alive() else 0.0
+        # Read before the clock: a beat in between would lie behind it.
+        beat_at = self._beat_at
+        age_s = time.monotonic() - beat_at if self._thread.is_alive() else 0.0
         return cluster_pb2.Vitals(
             progress=reading.count,
             is_working=reading.is_working,

@@ -5,7 +5,9 @@ from __future__ import annotations
 import asyncio
 import logging
 import threading
+import time
 from dataclasses import dataclass, field
+from types import SimpleNamespace
 
 import pytest
 
@@ -58,6 +60,24 @@ async def test_it_tells_what_the_engine_does() -> None:
             True,
             12,
         )
+        assert vitals.heartbeat_age_ms < 30_000
+    finally:
+        heartbeat.stop()
+
+
+async def test_a_beat_while_the_clock_is_read_is_no_negative_age(monkeypatch: pytest.MonkeyPatch) -> None:
+    heartbeat = Heartbeat("decode-0", Progress())
+    heartbeat.start()
+
+    def monotonic() -> float:
+        now = time.monotonic()
+        heartbeat._beat_at = now + 0.01
+        return now
+
+    try:
+        with monkeypatch.context() as patched:
+            patched.setattr("worker.heartbeat.time", SimpleNamespace(monotonic=monotonic))
+            vitals = heartbeat.vitals()
         assert vitals.heartbeat_age_ms < 30_000
     finally:
         heartbeat.stop()
