@@ -7,6 +7,7 @@ import random
 import threading
 from contextlib import suppress
 
+import grpc
 import pytest
 
 from kv_transfer.transport.memory import Faults
@@ -55,6 +56,22 @@ async def test_a_cancelled_prefill_frees_both_sides_at_once(cluster: Cluster, mo
     await eventually(lambda: decode.load().kv_blocks_used == 0, 2.0)
     # The next prompt does not wait behind dead work.
     assert len((await asyncio.wait_for(way.generate(spec(prompt(9), 3)), 2.0)).ids) == 3
+
+
+async def test_a_prompt_whose_decode_worker_wants_it_no_more_is_not_computed_to_its_end(cluster: Cluster) -> None:
+    decode = await cluster.decode_worker(transport="memory", num_blocks=200)
+    prefill = await cluster.prefill_worker(num_blocks=200, max_num_batched_tokens=16)
+    way = Route(cluster.prefill_stub(prefill), await cluster.subscribe(decode))
+    sequence = spec(prompt(2000))
+    reserved = await way.decoder.reserve(sequence)
+    call = way.prefill.Prefill(worker_pb2.PrefillRequest(sequence=sequence, reservation=reserved.reservation))
+    await eventually(lambda: prefill.sender.bytes_sent > 0)
+    await way.decoder.release(sequence)
+    with pytest.raises(grpc.aio.AioRpcError):
+        while await call.read() is not grpc.aio.EOF:
+            pass
+    await eventually(lambda: prefill.load().num_running == prefill.load().num_waiting == 0)
+    assert prefill.describe().counters.tokens_prefilled < 2000
 
 
 async def test_two_hundred_cancels_at_random_moments(cluster: Cluster, reference: Reference) -> None:
