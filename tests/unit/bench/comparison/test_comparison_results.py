@@ -88,7 +88,7 @@ def test_a_slow_machine_gets_more_time_between_long_prompts(tmp_path: Path) -> N
     results.put(key, as_rows([record([1.0])]))
     assert interference.fitting_interval_s(results, System.DISAGGREGATED, QUICK) == QUICK.long_every_s
     results.put(key, as_rows([record([4.6])]))
-    assert interference.fitting_interval_s(results, System.DISAGGREGATED, QUICK) == 5.0
+    assert interference.fitting_interval_s(results, System.DISAGGREGATED, QUICK) == 5.4
 
 
 class Numbered:
