@@ -82,12 +82,12 @@ async def test_who_is_furthest_behind_is_cut_and_nobody_else(model_dir: Path) ->
             calls.append(stub.GenerateStream(request, timeout=100))
             # All of the short one waits at the router before the long one comes.
             await until(lambda: cluster.d.num_tokens >= 40, 60.0)
-        await until(lambda: cluster.router._dispatcher.num_slow_readers > 0, 60.0)
+        await until(lambda: cluster.router._dispatcher.slow_readers.num_cut > 0, 60.0)
         (num_short, short), (num_long, long) = [await ending(call) for call in calls]
         assert (num_short, short) == (40, None)
         assert num_long < 300
         assert isinstance(long, errors.ResourceExhausted)
-        assert (long.reason, cluster.router._dispatcher.num_slow_readers) == ("SLOW_READER", 1)
+        assert (long.reason, cluster.router._dispatcher.slow_readers.num_cut) == ("SLOW_READER", 1)
 
 
 async def test_a_client_that_takes_nothing_until_its_time_is_over_hears_that_when_it_reads(

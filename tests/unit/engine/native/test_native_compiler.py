@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import logging
+import signal
 import time
+from collections.abc import Iterator
 from pathlib import Path
 
 import psutil
@@ -85,6 +87,15 @@ def test_whoever_waited_too_long_for_another_compiles_nothing(
         build(sources)
 
 
+@pytest.fixture
+def heard_ctrl_c() -> Iterator[None]:
+    """Also where the tests run in a shell's background, which has them ignore it."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, before)
+
+
+@pytest.mark.usefixtures("heard_ctrl_c")
 def test_ctrl_c_ends_the_compilers(cache: Path, sources: Path, install: Install, tmp_path: Path) -> None:
     (sources / "second.cpp").write_text("int second;\n")
     # Only one of the two sends it: another one could come when the first was taken already.
