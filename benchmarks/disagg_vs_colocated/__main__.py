@@ -15,13 +15,11 @@ from __future__ import annotations
 
 import argparse
 import os
-import signal
 import sys
 from collections.abc import Callable, Mapping
 from dataclasses import asdict
 from enum import Enum
 from pathlib import Path
-from types import FrameType
 from typing import TypeVar
 
 from benchmarks.disagg_vs_colocated import report
@@ -32,11 +30,11 @@ from benchmarks.disagg_vs_colocated.results import Results
 from benchmarks.disagg_vs_colocated.settings import FULL, QUICK, Part, System, Wanted
 from benchmarks.disagg_vs_colocated.trace_load import TraceLoad
 from pdserve.bench.errors import BenchError
+from pdserve.bench.interrupted import INTERRUPTED, hear_sigterm
 from pdserve.bench.serve.plot import check_can_plot
 from router.config import QueueOrder
 
 _NUM_CORES = 2
-_INTERRUPTED = 130
 # Processes that wanted a core in the last minute, above which figures are not worth much.
 _QUIET_LOAD = 0.5
 E = TypeVar("E", bound=Enum)
@@ -44,7 +42,7 @@ E = TypeVar("E", bound=Enum)
 
 def main(arguments: list[str] | None = None) -> int:
     options = _parser().parse_args(arguments)
-    signal.signal(signal.SIGTERM, _interrupted)
+    hear_sigterm()
     try:
         _run(options)
     except BenchError as error:
@@ -52,7 +50,7 @@ def main(arguments: list[str] | None = None) -> int:
         return 1
     except KeyboardInterrupt:
         print(f"interrupted: what is done is in {options.output}; the same command goes on", file=sys.stderr)
-        return _INTERRUPTED
+        return INTERRUPTED
     return 0
 
 
@@ -140,10 +138,6 @@ def _numbers(kind: Callable[[str], float]) -> Callable[[str], tuple[float, ...]]
             raise argparse.ArgumentTypeError(f"write numbers with commas, not {text!r}") from None
 
     return parse
-
-
-def _interrupted(number: int, frame: FrameType | None) -> None:
-    raise KeyboardInterrupt
 
 
 if __name__ == "__main__":

@@ -11,16 +11,18 @@ INTERRUPTED = 130
 
 
 def tidily(main: Callable[[], int | None]) -> int:
-    """What `main` returns. SIGTERM is as Ctrl-C: it ends what it started, and the answer is 130.
-
-    Also where a script is started in the background by a shell, which has it ignore SIGINT.
-    """
-    signal.signal(signal.SIGTERM, _interrupt)
+    """What `main` returns; 130 where it was interrupted."""
+    hear_sigterm()
     try:
         return main() or 0
     except KeyboardInterrupt:
         sys.stderr.write("interrupted\n")
         return INTERRUPTED
+
+
+def hear_sigterm() -> None:
+    """From now on SIGTERM is as Ctrl-C, which a script in a shell's background does not hear."""
+    signal.signal(signal.SIGTERM, _interrupt)
 
 
 def _interrupt(number: int, frame: FrameType | None) -> None:
