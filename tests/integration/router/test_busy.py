@@ -16,6 +16,7 @@ from pdserve.v1 import generation_pb2, generation_pb2_grpc
 from tests.integration.router.harness import running
 
 TIMEOUT_S = 100.0
+_REQUEST = generation_pb2.GetModelRequest()
 
 
 async def codes_of_calls_to_a_busy_router(
@@ -33,9 +34,6 @@ async def codes_of_calls_to_a_busy_router(
             ]
             _be_busy(busy_s)
             return Counter(await asyncio.to_thread(_results, calls))
-
-
-_REQUEST = generation_pb2.GetModelRequest()
 
 
 def _be_busy(seconds: float) -> None:

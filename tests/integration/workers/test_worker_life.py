@@ -10,6 +10,7 @@ import pytest
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from decode_worker.worker import DecodeWorker
+from engine.loop import EngineLoop
 from kv_transfer.send_queue import SenderConfig
 from kv_transfer.transport.memory import Faults
 from pdserve.v1 import cluster_pb2, worker_pb2, worker_pb2_grpc
@@ -181,25 +182,24 @@ async def test_a_status_says_who_and_what_a_worker_is(cluster: Cluster) -> None:
         assert status.limits.max_sequence_tokens == 64 * 16
 
 
+async def fail_to_start(loop: EngineLoop, port: int) -> None:
+    """Either role, one after the other on the same engine."""
+    for kind in (PrefillWorker, DecodeWorker):
+        worker = kind("w", loop, TRUST, port=port)
+        with pytest.raises(RuntimeError, match=str(port)):
+            await worker.start()
+        await worker.stop()
+
+
 async def test_a_taken_port_fails_the_start_and_leaves_the_engine_free(
     make_loop: MakeLoop, taken_port: int
 ) -> None:
-    loop = make_loop()
-    for kind in (PrefillWorker, DecodeWorker):
-        worker = kind("w", loop, TRUST, port=taken_port)
-        with pytest.raises(RuntimeError, match=str(taken_port)):
-            await worker.start()
-        await worker.stop()
+    await fail_to_start(make_loop(), taken_port)
 
 
 async def test_another_workers_port_is_no_less_taken(make_loop: MakeLoop) -> None:
     """Two that listen at one port would each get some of the other's calls."""
     first = PrefillWorker("first", make_loop(), TRUST)
     port = int((await first.start()).rpartition(":")[2])
-    loop = make_loop()
-    for kind in (PrefillWorker, DecodeWorker):
-        worker = kind("second", loop, TRUST, port=port)
-        with pytest.raises(RuntimeError, match=str(port)):
-            await worker.start()
-        await worker.stop()
+    await fail_to_start(make_loop(), port)
     await first.stop()

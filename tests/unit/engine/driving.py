@@ -79,6 +79,14 @@ def generate(engine: Engine, *requests: SequenceRequest) -> list[list[int]]:
     return results
 
 
+def preempt(engine: Engine) -> None:
+    """Adds sequences that outgrow eight blocks of 16, and stops as soon as one was preempted."""
+    for seed in range(3):
+        engine.add(request(prompt(30, seed), 60))
+    while engine.snapshot().num_preemptions == 0:
+        engine.step()
+
+
 def reserve(engine: Engine, item: SequenceRequest) -> BlockReservation:
     ids = (*item.prompt_token_ids, *item.known_token_ids)
     return engine.reserve(ids, item.stop.max_tokens - len(item.known_token_ids))

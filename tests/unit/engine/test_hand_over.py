@@ -13,7 +13,7 @@ import pytest
 from engine.errors import CannotFit, NoRoom
 from engine.request import NewToken
 from engine.sampling import PositionLogprobs, SamplingParams, TokenLogprob
-from tests.unit.engine.driving import drain, generate, hand_over, prompt, request, reserve, tokens_of
+from tests.unit.engine.driving import drain, generate, hand_over, preempt, prompt, request, reserve, tokens_of
 
 BLOCK = 16
 DRAWING = SamplingParams(temperature=0.8, seed=5, repetition_penalty=1.1)
@@ -172,10 +172,7 @@ def test_running_places_are_promised_only_once(make_engine):
 
 def test_a_preempted_sequence_goes_before_new_reservations(make_engine):
     engine = make_engine(num_blocks=8)
-    for seed in range(3):
-        engine.add(request(prompt(30, seed), 60))
-    while engine.snapshot().num_preemptions == 0:
-        engine.step()
+    preempt(engine)
     with pytest.raises(NoRoom, match="preempted"):
         engine.reserve(prompt(1), 1)
     drain(engine)

@@ -15,7 +15,7 @@ from engine.sampling import FinishReason, SamplingParams, StopConditions
 from engine.scheduler import Chunk
 from engine.sequence import Sequence, SequenceState
 from engine.stopping import banned_token_ids, finish_reason
-from tests.unit.engine.driving import drain, generate, prompt, request, tokens_of
+from tests.unit.engine.driving import drain, generate, preempt, prompt, request, tokens_of
 
 BLOCK = 16
 EOS = frozenset({7})
@@ -236,10 +236,7 @@ def test_cancel_of_a_holding_sequence_leaves_its_blocks_until_they_are_released(
 
 def test_a_new_sequence_waits_behind_a_preempted_one_even_where_it_would_fit(make_engine):
     engine = make_engine(num_blocks=8)
-    for seed in range(3):
-        engine.add(request(prompt(30, seed), 60))
-    while engine.snapshot().num_preemptions == 0:
-        engine.step()
+    preempt(engine)
     small = request(prompt(1), 1)
     engine.add(small)
     while small.sequence_id not in {output.sequence_id for output in engine.step().outputs}:
