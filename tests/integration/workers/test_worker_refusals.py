@@ -102,6 +102,28 @@ async def test_a_stale_epoch_is_refused(cluster: Cluster) -> None:
     assert await way.decoder.release(new) == 1
 
 
+async def test_a_prompt_whose_transfer_is_open_is_refused_and_the_first_goes_on(
+    cluster: Cluster, reference: Reference
+) -> None:
+    """Even for another decode worker: both would write and free by the same name."""
+    sequence = spec(prompt(1500), 3)
+    prefill = await cluster.prefill_worker(num_blocks=200, max_num_batched_tokens=16)
+    first, second = [
+        Route(
+            cluster.prefill_stub(prefill), await cluster.subscribe(await cluster.decode_worker(num_blocks=200))
+        )
+        for _ in range(2)
+    ]
+    reserved = (await second.decoder.reserve(sequence)).reservation
+    answer = asyncio.create_task(first.generate(sequence))
+    await eventually(lambda: prefill.load().num_transfers == 1)
+    with pytest.raises(FailedPrecondition) as caught:
+        await second.push(sequence, reserved, Answer())
+    assert caught.value.reason == "TRANSFER_OPEN"
+    reference.assert_follows(prompt(1500), (await answer).ids)
+    assert await second.decoder.release(sequence) == 1
+
+
 async def test_the_same_reserve_again_takes_nothing_twice(cluster: Cluster) -> None:
     decode = await cluster.decode_worker()
     decoder = await cluster.subscribe(decode)
