@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from enum import Enum, auto
 
 from cluster.control.membership import SERVING, Member, WorkerState
+from router.fleet.vigil import Vigil
 
 
 @dataclass(frozen=True, slots=True)
@@ -17,7 +18,9 @@ class Patience:
     probe_timeout_s: float = 1.0
     # Not chosen any more …
     unhealthy_after_s: float = 5.0
-    # … and replaced, after the time of so many of its steps and no sooner than this.
+    # … and replaced: a process that does not run after this, whatever it was about, …
+    dead_after_silent_s: float = 8.0
+    # … one that runs and computes nothing after the time of so many of its steps, and no sooner than this.
     dead_after_steps: float = 10.0
     dead_after_s: float = 15.0
     # Blocks of transfers that ended and that a worker might still write; then it is replaced.
@@ -30,9 +33,9 @@ class Patience:
         """More between two rounds of questions is the asker's own absence."""
         return 2 * (self.probe_every_s + self.probe_timeout_s)
 
-    def bears_s(self, step_s: float) -> float:
-        """For how long it lets one live whose steps take so long."""
-        return max(self.dead_after_s, self.dead_after_steps * step_s)
+    def has_run_out(self, vigil: Vigil) -> bool:
+        is_stuck = vigil.still_s > max(self.dead_after_s, self.dead_after_steps * vigil.step_s)
+        return is_stuck or vigil.silent_s > self.dead_after_silent_s
 
 
 class Verdict(Enum):
@@ -58,13 +61,11 @@ def _is_process(member: Member, node: str, pid: int) -> bool:
     return member.state in SERVING and (member.node, member.pid) == (node, pid)
 
 
-def judge(state: WorkerState, still_s: float, step_s: float, is_broken: bool, patience: Patience) -> Verdict:
-    """`still_s` without a sign of life, of one whose steps take `step_s`. `is_broken`: it says itself that
-    its engine is gone. A draining one may still finish what it can.
-    """
-    if still_s > patience.bears_s(step_s) or (is_broken and state is not WorkerState.DRAINING):
+def judge(state: WorkerState, vigil: Vigil, is_broken: bool, patience: Patience) -> Verdict:
+    """`is_broken`: it says itself that its engine is gone. A draining one may still finish what it can."""
+    if patience.has_run_out(vigil) or (is_broken and state is not WorkerState.DRAINING):
         return Verdict.DEAD
-    is_still = still_s > patience.unhealthy_after_s
+    is_still = vigil.still_s > patience.unhealthy_after_s
     if is_still and state is WorkerState.READY:
         return Verdict.UNHEALTHY
     if not is_still and state is WorkerState.UNHEALTHY:

@@ -235,7 +235,7 @@ class Supervisor:
     def _act_on(self, running: Running) -> None:
         member, report, vigil = running.member, running.member.report, running.vigil
         is_broken = report is not None and report.state == WORKER_STATE_UNHEALTHY
-        verdict = judge(member.state, vigil.still_s, vigil.step_s, is_broken, self._patience)
+        verdict = judge(member.state, vigil, is_broken, self._patience)
         if verdict is Verdict.READY:
             self._membership.move(member, WorkerState.READY)
         elif verdict is Verdict.UNHEALTHY:

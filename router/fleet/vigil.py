@@ -67,8 +67,12 @@ class Vigil:
         """For so long there is no sign of life of one kind or the other."""
         if self._last is None:
             return 0.0
-        stalled_s = self._stalled_s if self._last.is_working else 0.0
-        return max(self._silent_s, stalled_s, self._last.heartbeat_age_s)
+        return max(self.silent_s, self._stalled_s if self._last.is_working else 0.0)
+
+    @property
+    def silent_s(self) -> float:
+        """For so long it does not answer, or its process does not run."""
+        return max(self._silent_s, self._last.heartbeat_age_s) if self._last is not None else 0.0
 
     @property
     def step_s(self) -> float:

@@ -108,12 +108,8 @@ async def test_a_prompt_whose_transfer_is_open_is_refused_and_the_first_goes_on(
     """Even for another decode worker: both would write and free by the same name."""
     sequence = spec(prompt(1500), 3)
     prefill = await cluster.prefill_worker(num_blocks=200, max_num_batched_tokens=16)
-    first, second = [
-        Route(
-            cluster.prefill_stub(prefill), await cluster.subscribe(await cluster.decode_worker(num_blocks=200))
-        )
-        for _ in range(2)
-    ]
+    decoders = [await cluster.decode_worker(num_blocks=200) for _ in range(2)]
+    first, second = [Route(cluster.prefill_stub(prefill), await cluster.subscribe(d)) for d in decoders]
     reserved = (await second.decoder.reserve(sequence)).reservation
     answer = asyncio.create_task(first.generate(sequence))
     await eventually(lambda: prefill.load().num_transfers == 1)

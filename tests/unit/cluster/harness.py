@@ -20,6 +20,7 @@ QUICK = Patience(
     probe_every_s=0.02,
     probe_timeout_s=0.05,
     unhealthy_after_s=0.15,
+    dead_after_silent_s=0.4,
     dead_after_steps=10.0,
     dead_after_s=0.6,
     quarantine_s=0.4,

@@ -2,37 +2,57 @@
 
 from __future__ import annotations
 
+import math
+
 import pytest
 
 from cluster.control.health import Patience, Verdict, judge, stuck_senders
 from cluster.control.membership import Member, WorkerState
 from pdserve.v1.cluster_pb2 import Quarantine, WorkerStatus
+from router.fleet.vigil import Vigil, Vitals
 from worker.identity import Role
 
 S, V = WorkerState, Verdict
-PATIENCE = Patience(unhealthy_after_s=3, dead_after_steps=10, dead_after_s=30)
+PATIENCE = Patience(unhealthy_after_s=3, dead_after_silent_s=8, dead_after_steps=10, dead_after_s=30)
+
+
+def watched(silent_s: float, stalled_s: float, step_s: float) -> Vigil:
+    """One that stands still in a step and has said nothing of late."""
+    vitals = Vitals(7, is_working=True, is_compiling=False, heartbeat_age_s=0.0, step_s=step_s)
+    vigil = Vigil(longest_look_s=math.inf)
+    vigil.heard(vitals)
+    vigil.passed(stalled_s - silent_s)
+    vigil.heard(vitals)
+    vigil.passed(silent_s)
+    return vigil
 
 
 @pytest.mark.parametrize(
-    ("state", "still_s", "step_s", "is_broken", "verdict"),
+    ("state", "silent_s", "stalled_s", "step_s", "is_broken", "verdict"),
     [
-        (S.READY, 1, 0.1, False, V.AS_BEFORE),
-        (S.READY, 4, 0.1, False, V.UNHEALTHY),
-        (S.UNHEALTHY, 4, 0.1, False, V.AS_BEFORE),
-        (S.UNHEALTHY, 1, 0.1, False, V.READY),
-        (S.UNHEALTHY, 31, 0.1, False, V.DEAD),
-        (S.UNHEALTHY, 31, 4.0, False, V.AS_BEFORE),  # its steps take long
-        (S.UNHEALTHY, 41, 4.0, False, V.DEAD),
-        (S.READY, 0, 0.1, True, V.DEAD),
-        (S.DRAINING, 4, 0.1, False, V.AS_BEFORE),
-        (S.DRAINING, 0, 0.1, True, V.AS_BEFORE),
-        (S.DRAINING, 31, 0.1, False, V.DEAD),
+        (S.READY, 1, 1, 0.1, False, V.AS_BEFORE),
+        (S.READY, 4, 4, 0.1, False, V.UNHEALTHY),
+        (S.READY, 1, 4, 0.1, False, V.UNHEALTHY),
+        (S.UNHEALTHY, 4, 4, 0.1, False, V.AS_BEFORE),
+        (S.UNHEALTHY, 1, 1, 0.1, False, V.READY),
+        (S.UNHEALTHY, 7, 7, 0.1, False, V.AS_BEFORE),
+        (S.UNHEALTHY, 9, 9, 0.1, False, V.DEAD),
+        (S.UNHEALTHY, 9, 9, 4.0, False, V.DEAD),  # its steps take long, but its heartbeat has none
+        (S.UNHEALTHY, 1, 29, 0.1, False, V.AS_BEFORE),  # it runs
+        (S.UNHEALTHY, 1, 31, 0.1, False, V.DEAD),
+        (S.UNHEALTHY, 1, 31, 4.0, False, V.AS_BEFORE),  # its steps take long
+        (S.UNHEALTHY, 1, 41, 4.0, False, V.DEAD),
+        (S.READY, 0, 0, 0.1, True, V.DEAD),
+        (S.DRAINING, 4, 4, 0.1, False, V.AS_BEFORE),
+        (S.DRAINING, 0, 0, 0.1, True, V.AS_BEFORE),
+        (S.DRAINING, 9, 9, 0.1, False, V.DEAD),
+        (S.DRAINING, 1, 31, 0.1, False, V.DEAD),
     ],
 )
 def test_a_missing_sign_of_life_is_borne_for_a_while(
-    state: S, still_s: float, step_s: float, is_broken: bool, verdict: V
+    state: S, silent_s: float, stalled_s: float, step_s: float, is_broken: bool, verdict: V
 ) -> None:
-    assert judge(state, still_s, step_s, is_broken, PATIENCE) is verdict
+    assert judge(state, watched(silent_s, stalled_s, step_s), is_broken, PATIENCE) is verdict
 
 
 def member(name: str, role: Role, pid: int, node: str = "a", state: S = S.READY) -> Member:

@@ -68,6 +68,7 @@ def test_a_stall_is_told_from_silence() -> None:
         vigil.heard(vitals(1))
         waited(vigil, 1)
     assert vigil.complaint() == "has computed nothing for 7 s, in the middle of a step"
+    assert (vigil.still_s, vigil.silent_s) == (7, 1)
 
 
 def test_a_watcher_that_did_not_run_takes_it_for_nobodys_silence() -> None:
@@ -75,6 +76,12 @@ def test_a_watcher_that_did_not_run_takes_it_for_nobodys_silence() -> None:
     vigil.heard(vitals())
     vigil.passed(3600)
     assert vigil.still_s == LONGEST_LOOK_S
+
+
+def test_a_process_that_does_not_run_is_silent_whoever_answers_for_it() -> None:
+    vigil = Vigil()
+    vigil.heard(vitals(works=False, heartbeat_age_s=6))
+    assert waited(vigil, 1).silent_s == 6
 
 
 def test_what_begins_anew_owes_nothing() -> None:
