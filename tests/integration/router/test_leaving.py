@@ -170,6 +170,22 @@ async def test_a_burst_spreads_over_all_workers(model_dir: Path) -> None:
             assert max(counts) / 16 <= 1.5
 
 
+async def test_who_is_being_asked_for_room_is_taken_to_have_less_of_it(model_dir: Path) -> None:
+    """Until it answers, its last report shows all who come the same free blocks."""
+    async with running(model_dir, num_decodes=2) as cluster:
+        for decode in cluster.decodes:
+            decode.hold_reserve.clear()
+        work = [asyncio.ensure_future(cluster.client.generate([1] * 300, max_tokens=3))]
+        await until(lambda: sum(decode.num_reserves for decode in cluster.decodes) == 1)
+        asked, other = sorted(cluster.decodes, key=lambda decode: -decode.num_reserves)
+        work += [asyncio.ensure_future(cluster.client.generate([2], max_tokens=3)) for _ in range(6)]
+        await until(lambda: sum(decode.num_reserves for decode in cluster.decodes) == 7)
+        assert (asked.num_reserves, other.num_reserves) == (1, 6)
+        for decode in cluster.decodes:
+            decode.hold_reserve.set()
+        await asyncio.gather(*work)
+
+
 async def test_requests_wait_for_room_and_two_that_fit_one_after_the_other_both_finish(
     cluster: Cluster,
 ) -> None:
