@@ -4,13 +4,15 @@ Prints one JSON line, {"grpc": "host:port", "http": "host:port" or null}, when i
 when its stdin closes (whoever started it is gone) or on SIGTERM or SIGINT, after a short time for requests
 in flight. A line "drain SECONDS" on its stdin says that a successor listens, and gives them so long.
 
-With `--beside` its ports may be another router's still, whose place it takes.
+With `--beside` its ports may be another router's still, whose place it takes. With `--beat` it says each
+second, by an empty line, that it runs.
 """
 
 from __future__ import annotations
 
 import argparse
 import asyncio
+import contextlib
 import json
 import logging
 import os
@@ -34,6 +36,8 @@ from trust.errors import TrustError
 
 logger = logging.getLogger("router")
 
+_BEAT_EVERY_S = 1.0
+
 
 @dataclass(frozen=True, slots=True)
 class _Stop:
@@ -43,7 +47,7 @@ class _Stop:
     is_succeeded: bool = False
 
 
-async def serve(config: RouterConfig, is_beside: bool = False) -> None:
+async def serve(config: RouterConfig, *, is_beside: bool = False, beats: bool = False) -> None:
     """Until told to stop. Raises what a background task died of."""
     loop = asyncio.get_running_loop()
     stopping: asyncio.Future[_Stop] = loop.create_future()
@@ -58,6 +62,9 @@ async def serve(config: RouterConfig, is_beside: bool = False) -> None:
     _listen_to_stdin(loop, stop, usual)
     async with RouterServer(Router(config), is_beside) as server:
         _say({"grpc": server.address, "http": server.http_address})
+        if beats:
+            os.set_blocking(1, False)  # nobody who does not read holds it up
+            _beat(loop)
         failing = asyncio.ensure_future(server.router.tasks.wait_failed())
         either: set[asyncio.Future[_Stop] | asyncio.Future[None]] = {stopping, failing}
         await asyncio.wait(either, return_when=asyncio.FIRST_COMPLETED)
@@ -89,17 +96,24 @@ def _say(line: dict[str, str | None]) -> None:
     sys.stdout.flush()
 
 
+def _beat(loop: asyncio.AbstractEventLoop) -> None:
+    with contextlib.suppress(BlockingIOError, BrokenPipeError):
+        os.write(1, b"\n")
+    loop.call_later(_BEAT_EVERY_S, _beat, loop)
+
+
 def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m router")
     parser.add_argument("--config", type=Path, required=True, help="a RouterConfig as JSON")
     parser.add_argument("--beside", action="store_true", help="take the place of a router that runs")
+    parser.add_argument("--beat", action="store_true", help="say each second that it runs")
     arguments = parser.parse_args()
     try:
         config = read_config(arguments.config)
         if arguments.beside:
             config = config.model_copy(update={"instance_id": f"{config.router_id}/{uuid.uuid4().hex[:8]}"})
         log_by(logging.StreamHandler(), config.observability)
-        asyncio.run(serve(config, arguments.beside))
+        asyncio.run(serve(config, is_beside=arguments.beside, beats=arguments.beat))
     except (ValidationError, ModelFolderError, TrustError, CannotBind, OSError) as error:
         logger.error("cannot serve: %s", error)
         return 1

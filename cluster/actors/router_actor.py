@@ -20,6 +20,7 @@ from pathlib import Path
 from ray.actor import ActorHandle
 
 from cluster.actors.actor_process import die_with_parent, log_to
+from cluster.actors.beats import until_ended
 from cluster.actors.guard import Guard
 from cluster.actors.named import actor_name, named_actor
 from cluster.config import ClusterConfig
@@ -113,9 +114,9 @@ class RouterActor:
             self._child.kill()
 
     async def _supervise(self) -> None:
-        """A router that ends by itself is started again: at once the first time, then ever later."""
+        """A router that ends, or hangs, is started again: at once the first time, then ever later."""
         child, started = self._child, time.monotonic()
-        code = await child.wait() if child is not None else None
+        code = await until_ended(child) if child is not None else None
         if child is not self._child:
             return  # another has taken its ports over
         self._restarts.note_end(time.monotonic() - started)
@@ -132,7 +133,7 @@ class RouterActor:
     async def _start_child(self, *how: str) -> str:
         child = await asyncio.create_subprocess_exec(
             sys.executable,
-            *("-m", "router", "--config", str(self._config_file), *how),
+            *("-m", "router", "--config", str(self._config_file), "--beat", *how),
             env=_without_ray(os.environ),
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,

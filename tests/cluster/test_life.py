@@ -280,17 +280,16 @@ async def _ask_for_long(client: Client, number: int) -> Ended:
 
 
 def test_a_killed_router_comes_back(running: Running) -> None:
-    router = next(p for p in running.commands.processes("life") if "router" in p.cmdline()[1:3])
-    router.kill()
+    _router_process(running).kill()
+    assert "Paris" in _answer_of_the_next_router(running)
 
-    async def ask() -> str:
-        async with Client(running.address) as client:
-            answer = await client.generate(
-                [ChatMessage("user", QUESTION)], temperature=0.0, max_tokens=20, timeout=60
-            )
-            return answer.text
 
-    assert "Paris" in asyncio.run(_retried(ask))
+@pytest.mark.full
+def test_a_router_that_hangs_is_killed_and_comes_back(running: Running) -> None:
+    router = _router_process(running)
+    router.suspend()
+    router.wait(60)
+    assert "Paris" in _answer_of_the_next_router(running)
 
 
 def test_a_killed_controller_is_replaced_and_no_request_notices(running: Running) -> None:
@@ -330,6 +329,21 @@ def test_the_router_comes_back_when_its_keeper_is_killed(running: Running) -> No
 
     asyncio.run(scenario())
     assert "Paris" in running.commands.succeed("generate", "--chat", QUESTION)
+
+
+def _router_process(running: Running) -> psutil.Process:
+    return next(p for p in running.commands.processes("life") if "router" in p.cmdline()[1:3])
+
+
+def _answer_of_the_next_router(running: Running) -> str:
+    async def ask() -> str:
+        async with Client(running.address) as client:
+            answer = await client.generate(
+                [ChatMessage("user", QUESTION)], temperature=0.0, max_tokens=20, timeout=60
+            )
+            return answer.text
+
+    return asyncio.run(_retried(ask))
 
 
 def _process_of(running: Running, actor: str) -> psutil.Process:

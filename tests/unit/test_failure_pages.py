@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from cluster.actors import guard
+from cluster.actors import beats, guard
 from cluster.control.health import Patience
 from router.config import RouterSettings
 from router.front import checks
@@ -57,6 +57,7 @@ def test_each_row_of_failures_names_its_tests_and_they_are_there(page: Path, hea
         ("failures", f"and no less than {PATIENCE.dead_after_s:g} s"),
         ("failures", f"after {PATIENCE.quarantine_s:g} s it is killed and replaced"),
         ("failures", f"within {guard._LOOK_EVERY_S:g} s ({guard._SILENT_AFTER_S:g} s where it hangs)"),
+        ("failures", f"its keeper: no word for {beats._LOOK_S * beats._LOOKS_IN_VAIN:g} s"),
         ("failures", f"requests under way have {ROUTER.drain_s:g} s to end"),
         ("failures", f"`router.retry_budget` times ({ROUTER.retry_budget})"),
         ("security", f"`router.max_prompt_bytes`, {ROUTER.max_prompt_bytes >> 20} MiB"),

@@ -107,6 +107,16 @@ async def test_the_process_ends_when_its_stdin_closes(cluster: Cluster, tmp_path
         assert await asyncio.wait_for(child.wait(), 10) == 0
 
 
+async def test_a_process_that_is_asked_to_says_again_and_again_that_it_runs(
+    cluster: Cluster, tmp_path: Path
+) -> None:
+    async with process(cluster, tmp_path, "-m", "router", "--beat") as child:
+        await address_of(child)
+        assert child.stdout is not None
+        for _ in range(2):
+            assert await asyncio.wait_for(child.stdout.readline(), 20) == b"\n"
+
+
 async def test_on_sigterm_requests_in_flight_may_finish(cluster: Cluster, tmp_path: Path) -> None:
     cluster.d.step_s = 0.02
     async with process(cluster, tmp_path) as child, Client(await address_of(child)) as client:
