@@ -85,6 +85,35 @@ async def test_a_prefill_worker_killed_at_work_costs_a_retry(model_dir: Path) ->
         assert answer.prefill_worker == other.id
 
 
+@pytest.mark.parametrize("part", ["prefill", "decode"])
+async def test_who_lets_go_of_its_connection_and_answers_no_more_is_not_waited_for(
+    model_dir: Path, part: str
+) -> None:
+    """As a server does that ends: what it has taken up may stay unanswered for as long as it likes."""
+    async with running(model_dir, num_prefills=2, num_decodes=2) as cluster:
+        for prefill in cluster.prefills if part == "prefill" else []:
+            prefill.hold_token.clear()
+        for decode in cluster.decodes if part == "decode" else []:
+            decode.hold_reserve.clear()
+        work = asyncio.ensure_future(cluster.client.generate(PROMPT, max_tokens=10, seed=1))
+        if part == "prefill":
+            await until(lambda: any(prefill.num_prefills for prefill in cluster.prefills))
+            ending, gate = next((p, p.hold_token) for p in cluster.prefills if p.num_prefills)
+            next(p for p in cluster.prefills if p is not ending).hold_token.set()
+        else:
+            await until(lambda: any(decode.num_reserves for decode in cluster.decodes))
+            ending, gate = next((d, d.hold_reserve) for d in cluster.decodes if d.num_reserves)
+            next(d for d in cluster.decodes if d is not ending).hold_reserve.set()
+        assert ending.server is not None
+        stopping = asyncio.ensure_future(ending.server.stop(60))
+        answer = await work
+        assert not stopping.done()
+        assert answer.token_ids == expected(PROMPT, 1, 10)
+        gate.set()
+        await ending.stop()
+        await stopping
+
+
 async def test_a_prefill_worker_that_dies_between_commit_and_answer_is_no_loss(cluster: Cluster) -> None:
     cluster.p.hold_answer.clear()
     work = asyncio.ensure_future(cluster.client.generate(PROMPT, max_tokens=10, seed=1))

@@ -5,16 +5,22 @@ from __future__ import annotations
 import asyncio
 import random
 import threading
-from contextlib import suppress
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager, suppress
 
 import grpc
 import pytest
 
+from engine.loop import EngineLoop
+from kv_transfer.transfer import PushTarget, Transfer
 from kv_transfer.transport.memory import Faults
 from pdserve.v1 import worker_pb2
 from pdserve.v1.errors import PdserveError
+from prefill_worker.config import PrefillConfig
+from tests.integration.workers.conftest import MakeLoop
 from tests.integration.workers.mini_router import HERE, Answer, Cluster, Route, eventually, route, spec
 from tests.unit.engine.driving import Reference, prompt
+from worker.engine_calls import run_on_engine
 from worker.identity import Role
 
 B = 16
@@ -146,3 +152,81 @@ async def test_a_newer_epoch_replaces_the_older_one(cluster: Cluster, reference:
     answer = await way.generate(newer)
     reference.assert_follows(prompt(40), answer.ids)
     assert await way.decoder.release(older) == 0
+
+
+async def test_a_newer_epoch_ends_an_older_one_that_runs(cluster: Cluster, reference: Reference) -> None:
+    decode = await cluster.decode_worker(num_blocks=200)
+    prefill = await cluster.prefill_worker(num_blocks=200)
+    way = Route(cluster.prefill_stub(prefill), await cluster.subscribe(decode))
+    older = spec(prompt(40), 1500)
+    reserved = await way.decoder.reserve(older)
+    await way.push(older, reserved.reservation, Answer())
+    await way.decoder.seen((older.transfer_id, 0))
+    newer = spec(prompt(40), 6, transfer_id=older.transfer_id, epoch=1)
+    await way.decoder.reserve(newer)
+    assert await way.decoder.release(older) == 0
+    reference.assert_follows(prompt(40), (await way.generate(newer)).ids)
+    await eventually(lambda: decode.load().kv_blocks_used == 0)
+
+
+@asynccontextmanager
+async def busy(loop: EngineLoop) -> AsyncIterator[None]:
+    """The engine's thread takes no call until the end, and then has taken all that were made meanwhile."""
+    gate = threading.Event()
+    loop.call(lambda _: gate.wait(20))
+    try:
+        yield
+    finally:
+        gate.set()
+        await asyncio.wrap_future(loop.call(lambda _: None))
+
+
+async def test_a_reserve_cancelled_before_the_engine_took_its_blocks_holds_none(cluster: Cluster) -> None:
+    decode = await cluster.decode_worker()
+    decoder = await cluster.subscribe(decode)
+    sequence = spec(prompt(40))
+    admissions = decode._sequences._admissions
+    async with busy(decode._loop):
+        call = asyncio.create_task(decoder.reserve(sequence))
+        await eventually(lambda: len(admissions.all()) == 1)
+        call.cancel()
+        await eventually(lambda: not admissions.all())
+    await eventually(lambda: decode.load().kv_blocks_used == 0)
+    assert await decoder.release(sequence) == 0
+
+
+async def test_what_the_engine_was_told_by_a_caller_that_left_is_done(make_loop: MakeLoop) -> None:
+    """Or what undoes it later would undo nothing."""
+    loop, done = make_loop(), list[int]()
+    async with busy(loop):
+        call = asyncio.create_task(run_on_engine(loop, lambda _: done.append(1)))
+        await asyncio.sleep(0)
+        call.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await call
+    assert done == [1]
+
+
+async def test_a_prompt_whose_transfer_has_ended_before_it_begins_is_not_computed(
+    cluster: Cluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    prefill = await cluster.prefill_worker(PrefillConfig(connect_timeout_s=0.2))
+    way = Route(cluster.prefill_stub(prefill), await cluster.subscribe(await cluster.decode_worker()))
+    open_one = prefill.sender.open
+
+    def open_and_fail(target: PushTarget) -> Transfer:
+        transfer = open_one(target)
+        assert isinstance(transfer.done.exception(20), PdserveError)
+        return transfer
+
+    monkeypatch.setattr(prefill.sender, "open", open_and_fail)
+    sequence = spec(prompt(40))
+    nowhere = (await way.decoder.reserve(sequence)).reservation
+    nowhere.ways[0].address = "127.0.0.1:1"
+    with pytest.raises(PdserveError):
+        await way.push(sequence, nowhere, Answer())
+    await asyncio.wrap_future(prefill._loop.call(lambda engine: engine.check_integrity()))
+    load = prefill.load()
+    assert (load.num_running, load.num_waiting, load.num_transfers) == (0, 0, 0)
+    assert prefill.describe().counters.tokens_prefilled == 0
+    assert await way.decoder.release(sequence) == 1
