@@ -110,6 +110,16 @@ def test_outputs_tell_how_far_the_kv_is_final(make_engine):
     assert [o.num_computed_tokens for o in drain(engine)[item.sequence_id]] == [16, 32, 40]
 
 
+def test_of_a_resumed_sequence_only_the_prompt_counts_as_cached(engine, reference):
+    ids = prompt(BLOCK + 3)
+    known = reference("llama").generate(ids, 2 * BLOCK)
+    generate(engine, request((*ids, *known), 2))
+    item = request(ids, 3 * BLOCK, known=known)
+    engine.add(item)
+    first = next(output for output in drain(engine)[item.sequence_id] if output.prefill is not None)
+    assert first.prefill.cached_tokens == len(ids)
+
+
 @pytest.mark.parametrize("length", [1, BLOCK - 1, BLOCK, BLOCK + 1, 2 * BLOCK, 2 * BLOCK + 1])
 def test_a_warm_prompt_hits_whole_blocks_but_never_its_last_token(length, engine):
     reports = []
