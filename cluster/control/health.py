@@ -19,7 +19,7 @@ class Patience:
     # Not chosen any more …
     unhealthy_after_s: float = 5.0
     # … and replaced: a process that does not run after this, whatever it was about, …
-    dead_after_silent_s: float = 8.0
+    dead_after_silent_s: float = 6.0
     # … one that runs and computes nothing after the time of so many of its steps, and no sooner than this.
     dead_after_steps: float = 10.0
     dead_after_s: float = 15.0
