@@ -78,7 +78,9 @@ class ControlLink:
             return await method(self._found())(message, timeout=timeout_s)
         except grpc.aio.AioRpcError as failure:
             error = from_rpc_error(failure)
-            if isinstance(error, Unavailable | DeadlineExceeded):
+            # One with a reason of its own is the controller's answer; gRPC's have none.
+            is_silent = error.reason == error.default_reason
+            if is_silent and isinstance(error, Unavailable | DeadlineExceeded):
                 silence = f"the controller does not answer: {error.message}"
                 raise Unavailable(silence, reason="CONTROLLER_LOST") from failure
             raise error from failure
