@@ -70,8 +70,8 @@ class TextCodec:
             # The template has put the special tokens in.
             return self._encode(text, add_special_tokens=False)
 
-        # Each message costs something, however short.
-        length = sum(32 + len(each["content"]) for each in messages)
+        # Each message costs something, however short; a role may be as long as a text.
+        length = sum(32 + len(each["role"]) + len(each["content"]) for each in messages)
         return await self._run(length, render_and_encode)
 
     def _encode(self, text: str, *, add_special_tokens: bool) -> tuple[int, ...]:

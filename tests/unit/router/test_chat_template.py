@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import threading
 from pathlib import Path
 
 import pytest
@@ -55,6 +56,27 @@ async def test_a_template_renders_as_in_transformers(
     ours = await codec.encode_chat(messages, add_generation_prompt=has_opening)
     codec.close()
     assert list(ours) == list(theirs)
+
+
+@pytest.mark.parametrize("part", ["role", "content"])
+async def test_a_long_chat_is_not_rendered_on_the_event_loop(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, part: str
+) -> None:
+    """Wherever in its messages it is long."""
+    write_tokenizer(tmp_path)
+    codec = TextCodec(read_model_folder(tmp_path))
+    threads: list[threading.Thread] = []
+
+    def render(*_: object, **__: object) -> str:
+        threads.append(threading.current_thread())
+        return "x"
+
+    monkeypatch.setattr(ChatTemplate, "render", render)
+    for message in ({"role": "user", "content": "x"}, {"role": "user", "content": "x"} | {part: "x" * 5000}):
+        await codec.encode_chat([message], add_generation_prompt=True)
+    codec.close()
+    short, long = threads
+    assert short is threading.main_thread() is not long
 
 
 @pytest.mark.parametrize(
