@@ -120,6 +120,8 @@ class Reservation:
         if self.state is not ReservationState.RECEIVING:
             raise Aborted(f"{self.key} ended before its commit", reason="TRANSFER_ENDED")
         self._require_next(frame.seq)
+        if self.num_writers:  # their cells count as covered already
+            raise Aborted(f"{self.key}: its commit overtook its blocks", reason="FRAME_LOST")
         missing = self.coverage.num_missing
         if missing or self.num_blocks != frame.num_blocks:
             have = f"of {self.num_blocks} blocks {missing} layers are missing"

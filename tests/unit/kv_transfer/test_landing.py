@@ -50,11 +50,12 @@ def answer(raw: bytes | None) -> object:
     return decode(raw or b"")[0]
 
 
-def commit(both: HandOver, key: TransferKey, num_blocks: int) -> object:
-    digest = Digest()
-    for block_id in range(num_blocks):
+def commit(both: HandOver, key: TransferKey, num_blocks: int, num_frames: int | None = None) -> object:
+    """Behind so many frames; without a word, behind all."""
+    digest, num_frames = Digest(), num_blocks if num_frames is None else num_frames
+    for block_id in range(num_frames):
         digest.add(checksum(both.source.read((block_id,), range(LAYOUT.num_layers))))
-    frame = Commit(key, num_blocks + 1, num_blocks, digest.value(), FIRST, 0)
+    frame = Commit(key, num_frames + 1, num_blocks, digest.value(), FIRST, 0)
     return answer(both.receiver.accept(STREAM, encode(frame)))
 
 
@@ -74,12 +75,13 @@ def test_landings_are_made_ahead_and_done_in_order(both: HandOver, is_in_place: 
     assert np.array_equal(both.target.array[[5, 3, 9]], both.source.array[:3])
 
 
-def test_no_commit_passes_a_landing_that_is_not_done(both: HandOver) -> None:
+@pytest.mark.parametrize("num_frames", [2, 1], ids=["in its place", "under the number of what is not done"])
+def test_no_commit_passes_a_landing_that_is_not_done(both: HandOver, num_frames: int) -> None:
     key = opened(both, (5, 3))
     fill(both, first := land(both, key, 1))
     second = land(both, key, 2)
     first.done()
-    assert isinstance(commit(both, key, 2), Refused)
+    assert isinstance(commit(both, key, 2, num_frames), Refused)
     assert both.events.of(key) == ["failed", "quarantined"]
     second.lost()
     assert both.events.of(key)[-1] == "freed"
