@@ -26,7 +26,7 @@ from typing import ClassVar, cast
 
 import grpc
 from google.protobuf import any_pb2, duration_pb2
-from google.protobuf.message import DecodeError
+from google.protobuf.message import DecodeError, Message
 from google.rpc import error_details_pb2, status_pb2
 from grpc_status import rpc_status
 
@@ -178,16 +178,22 @@ def from_rpc_error(error: grpc.RpcError) -> PdserveError:
     message = error.details() or error.code().name
     reason: str | None = None
     retry_after_s: float | None = None
+    info, retry = error_details_pb2.ErrorInfo(), error_details_pb2.RetryInfo()
     for detail in _details(error):
-        if detail.Is(error_details_pb2.ErrorInfo.DESCRIPTOR):
-            info = error_details_pb2.ErrorInfo()
-            detail.Unpack(info)
+        if _is_unpacked(detail, info):
             reason = info.reason
-        elif detail.Is(error_details_pb2.RetryInfo.DESCRIPTOR):
-            retry = error_details_pb2.RetryInfo()
-            detail.Unpack(retry)
+        elif _is_unpacked(detail, retry):
             retry_after_s = retry.retry_delay.ToMilliseconds() / 1000
     return kind(message, reason=reason, retry_after_s=retry_after_s)
+
+
+def _is_unpacked(detail: any_pb2.Any, message: Message) -> bool:
+    """Whether it was of that kind. One that says so and is not counts as not there."""
+    try:
+        return detail.Unpack(message)
+    except DecodeError:
+        message.Clear()
+        return False
 
 
 def _details(error: grpc.RpcError) -> Sequence[any_pb2.Any]:

@@ -225,7 +225,11 @@ async def test_details_that_contradict_their_status_are_left_out() -> None:
     detail.Pack(error_details_pb2.ErrorInfo(reason="X"))
     status.details.append(detail)
     metadata = rpc_status.to_status(status).trailing_metadata
-    for trailing in (metadata, ((metadata[0][0], b"\xff\xff\xff"),)):
+    name = metadata[0][0]
+    broken = status_pb2.Status(code=5, message="reworded")
+    for kind in (error_details_pb2.ErrorInfo, error_details_pb2.RetryInfo):
+        broken.details.add(type_url=f"type.googleapis.com/{kind.DESCRIPTOR.full_name}", value=b"\xff\xff")
+    for trailing in (metadata, ((name, b"\xff\xff\xff"),), ((name, broken.SerializeToString()),)):
         failed = grpc.aio.AioRpcError(
             grpc.StatusCode.NOT_FOUND, grpc.aio.Metadata(), grpc.aio.Metadata(*trailing), "reworded"
         )
