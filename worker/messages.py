@@ -26,7 +26,8 @@ ROLES = {
     Role.DECODE: cluster_pb2.ROLE_DECODE,
     Role.COLOCATED: cluster_pb2.ROLE_COLOCATED,
 }
-_MAX_TRANSFER_ID = 128
+# A sequence is known by its key's name, which is cut behind so many.
+_MAX_TRANSFER_ID = 64
 
 
 def transfer_key(transfer_id: str, epoch: int) -> TransferKey:

@@ -45,15 +45,22 @@ def test_an_explicit_zero_is_not_a_default() -> None:
     assert request.hold_blocks
 
 
-@pytest.mark.parametrize(
-    "length",
-    [0, 129],
-)
+@pytest.mark.parametrize("length", [0, 65])
 def test_a_transfer_id_has_a_bounded_length(length: int) -> None:
     made = spec()
     made.transfer_id = "x" * length
     with pytest.raises(InvalidArgument):
         sequence_request(made)
+
+
+def test_the_longest_transfer_ids_name_sequences_of_their_own() -> None:
+    """A sequence is known by its key's name, and long names are cut."""
+    names = set()
+    for end in "ab":
+        made = spec()
+        made.transfer_id = "x" * 63 + end
+        names.add(sequence_request(made).sequence_id)
+    assert len(names) == 2
 
 
 def test_a_reservation_comes_back_as_it_was() -> None:
