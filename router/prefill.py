@@ -8,6 +8,7 @@ from pdserve.v1 import worker_pb2
 from pdserve.v1.errors import PdserveError, Unavailable, from_rpc_error
 from router.attempt import Attempt
 from router.events import Moment
+from router.fleet.parsed import parsed
 from router.fleet.worker import Worker
 from router.tokens import token_of
 
@@ -21,11 +22,13 @@ async def read_prefill(attempt: Attempt, worker: Worker) -> None:
     try:
         is_whole = False
         async for response in call:
-            is_whole = _take(attempt, worker, response)
+            is_whole = _take(attempt, worker, parsed(response))
         if not is_whole:
             inbox.fail_prefill(Unavailable(f"worker {worker.info.id} ended its answer early"))
     except grpc.aio.AioRpcError as error:
         inbox.fail_prefill(_named(worker, from_rpc_error(error)))
+    except PdserveError as error:
+        inbox.fail_prefill(_named(worker, error))
     finally:
         call.cancel()
         worker.holdings.prefilling.pop(attempt.key, None)

@@ -17,6 +17,7 @@ from google.protobuf.message import Message
 
 from pdserve.v1 import cluster_pb2, cluster_pb2_grpc
 from pdserve.v1.errors import DeadlineExceeded, Unavailable, from_rpc_error
+from router.fleet.parsed import parsed
 from router.fleet.workers import WorkerTable
 from router.loss import back_off_s
 from trust.channels import open_aio_channel
@@ -75,7 +76,7 @@ class ControlLink:
     ) -> cluster_pb2.ClusterSnapshot:
         """Raises PdserveError."""
         try:
-            return await method(self._found())(message, timeout=timeout_s)
+            return parsed(await method(self._found())(message, timeout=timeout_s))
         except grpc.aio.AioRpcError as failure:
             error = from_rpc_error(failure)
             # One with a reason of its own is the controller's answer; gRPC's have none.
@@ -115,8 +116,8 @@ async def watch(control: ControlLink, router_id: str, table: WorkerTable) -> Non
         try:
             stub = await control.find()
             async for snapshot in stub.Watch(cluster_pb2.WatchRequest(router_id=router_id)):
+                table.apply(parsed(snapshot))
                 num_failures = 0
-                table.apply(snapshot)
             logger.warning("the controller ended its watch")
         except grpc.aio.AioRpcError as error:
             logger.warning("no watch of the controller: %s", error.details())

@@ -20,6 +20,7 @@ from pdserve.v1 import cluster_pb2, worker_pb2, worker_pb2_grpc
 from pdserve.v1.errors import Cancelled, PdserveError, Unavailable, from_code, from_rpc_error
 from router.fleet.holdings import Holdings, ReserveAnswer
 from router.fleet.pace import Pace
+from router.fleet.parsed import parsed
 from router.fleet.placement import DecodeView, PrefillView
 from router.fleet.vigil import Vigil, vitals_of
 from router.fleet.worker_info import LoadReport, Role, SequenceKey, WorkerInfo, WorkerState, load_of
@@ -154,11 +155,12 @@ class Worker:
     async def reserve(self, request: worker_pb2.ReserveRequest, metadata: Metadata) -> ReserveAnswer:
         """The error is a value: whoever asked may be gone, and the answer must still be looked at."""
         try:
-            response: worker_pb2.ReserveResponse = await self._decode.Reserve(
-                request, timeout=self._timeout_s, metadata=metadata
-            )
+            answer = self._decode.Reserve(request, timeout=self._timeout_s, metadata=metadata)
+            response: worker_pb2.ReserveResponse = parsed(await answer)
         except grpc.aio.AioRpcError as error:
             return from_rpc_error(error)
+        except PdserveError as error:
+            return error
         self.note_load(response.load)
         return response
 
@@ -173,9 +175,11 @@ class Worker:
     async def metrics(self, timeout_s: float) -> bytes | PdserveError:
         """In Prometheus' text format. The error is a value: it is no failure of the router's."""
         try:
-            response = await self._any.Metrics(worker_pb2.MetricsRequest(), timeout=timeout_s)
+            response = parsed(await self._any.Metrics(worker_pb2.MetricsRequest(), timeout=timeout_s))
         except grpc.aio.AioRpcError as error:
             return from_rpc_error(error)
+        except PdserveError as error:
+            return error
         return response.exposition
 
     def prefill(
@@ -251,13 +255,18 @@ class Worker:
         num_failures = 0
         while True:
             await self._connected.wait()
+            call = self._any.Watch(worker_pb2.WatchVitalsRequest())
             try:
-                async for message in self._any.Watch(worker_pb2.WatchVitalsRequest()):
+                async for message in call:
+                    self._vigil.heard(vitals_of(parsed(message)))
                     num_failures = 0
-                    self._vigil.heard(vitals_of(message))
             except grpc.aio.AioRpcError as failure:
                 if failure.code() is grpc.StatusCode.UNIMPLEMENTED:
                     return  # an older worker: its connection must do
+            except PdserveError as failure:
+                logger.warning("no signs of life of worker=%s: %s", self.info.id, failure.message)
+            finally:
+                call.cancel()
             self._vigil.forget()
             num_failures += 1
             await asyncio.sleep(back_off_s(num_failures, base_s=0.1))
@@ -268,12 +277,17 @@ class Worker:
             await self._connected.wait()
             request = worker_pb2.SubscribeRequest(router_id=self._router_id)
             error: PdserveError = Cancelled("ended its stream")
+            call = self._decode.Subscribe(request)
             try:
-                async for step in self._decode.Subscribe(request):
+                async for step in call:
+                    self._on_step(parsed(step))
                     num_failures = 0
-                    self._on_step(step)
             except grpc.aio.AioRpcError as failure:
                 error = from_rpc_error(failure)
+            except PdserveError as failure:
+                error = failure
+            finally:
+                call.cancel()
             num_failures += 1
             logger.warning("stream of worker=%s ended: %s", self.info.id, error.message)
             self._lose_decoding(lost_or_left(error, self.info.id))
