@@ -58,6 +58,8 @@ class Intake:
     ) -> list[Request]:
         """One Request for each of the n sequences. Raises InvalidArgument, NotFound, Unimplemented."""
         received_at = time.monotonic()
+        # What no check looks at would go to workers, once for each sequence.
+        message.DiscardUnknownFields()
         check_request(message, self._bounds, default_max_tokens)
         if message.sampling.HasField("structured"):
             await self._codec.grammars.check(message.sampling.structured)

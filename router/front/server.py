@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import grpc
-from grpc_health.v1 import health, health_pb2, health_pb2_grpc
+from grpc_health.v1 import health, health_pb2
 from grpc_reflection.v1alpha import reflection
 from typing_extensions import Self
 
@@ -16,6 +16,7 @@ from router.access.gate import Gate
 from router.access.tls import grpc_credentials
 from router.bind import CannotBind, refuse_taken, stop_listening, unix_target
 from router.front.guard import Guard
+from router.front.health import health_handlers
 from router.front.service import AdminService, GenerationService
 from router.http.server import LAST_WORDS_S, HttpServer
 from router.router import Router
@@ -101,10 +102,10 @@ class RouterServer:
     def _made(self, interceptors: Sequence[Guard]) -> grpc.aio.Server:
         server = grpc.aio.server(options=self._options, interceptors=interceptors)
         generation, admin = self._generation, self._admin
-        for service in (generation, admin):
-            handler = grpc.method_handlers_generic_handler(service.NAME, service.handlers())
-            server.add_generic_rpc_handlers((handler,))
-        health_pb2_grpc.add_HealthServicer_to_server(self._health, server)
+        services = {service.NAME: service.handlers() for service in (generation, admin)}
+        services[health.SERVICE_NAME] = health_handlers(self._health)
+        for name, handlers in services.items():
+            server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(name, handlers),))
         names = (generation.NAME, admin.NAME, health.SERVICE_NAME, reflection.SERVICE_NAME)
         reflection.enable_server_reflection(names, server)
         return server

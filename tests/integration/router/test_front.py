@@ -74,17 +74,35 @@ async def test_bytes_that_are_no_message_are_an_invalid_argument(
 async def test_messages_that_are_too_large_are_refused_and_the_next_one_works(cluster: Cluster) -> None:
     """Before they are parsed; far too large ones by gRPC itself, before they are here."""
     sizes = {
-        ("Generation/Generate", 6 << 20): grpc.StatusCode.INVALID_ARGUMENT,
-        ("Generation/Generate", 17 << 20): grpc.StatusCode.RESOURCE_EXHAUSTED,
-        ("Admin/ScalePool", 65 << 10): grpc.StatusCode.INVALID_ARGUMENT,
+        ("pdserve.v1.Generation/Generate", 6 << 20): grpc.StatusCode.INVALID_ARGUMENT,
+        ("pdserve.v1.Generation/Generate", 17 << 20): grpc.StatusCode.RESOURCE_EXHAUSTED,
+        ("pdserve.v1.Admin/ScalePool", 65 << 10): grpc.StatusCode.INVALID_ARGUMENT,
+        ("grpc.health.v1.Health/Check", 2 << 10): grpc.StatusCode.INVALID_ARGUMENT,
+        # It would keep the name of the service that is asked for as long as it is open.
+        ("grpc.health.v1.Health/Watch", 2 << 10): grpc.StatusCode.INVALID_ARGUMENT,
     }
     options = [("grpc.max_send_message_length", -1)]
     async with grpc.aio.insecure_channel(cluster.server.address, options=options) as channel:
         for (method, size), code in sizes.items():
             with pytest.raises(grpc.aio.AioRpcError) as refused:
-                await channel.unary_unary(f"/pdserve.v1.{method}")(b"\0" * size, timeout=60)
+                await channel.unary_unary(f"/{method}")(b"\0" * size, timeout=60)
             assert refused.value.code() is code
             await cluster.client.generate([1], max_tokens=3)
+
+
+async def test_what_no_check_looks_at_goes_to_no_worker(cluster: Cluster) -> None:
+    """Fields that nobody knows could be of any size, and each of n sequences would have them."""
+    request = generation_pb2.GenerateRequest(token_ids=generation_pb2.TokenIds(ids=[1]), n=2)
+    request.stop.max_tokens = 3
+    unknown = b"\xc2\x3e\x04abcd"  # field 1000
+    for part in (request.sampling, request.stop, request.output):
+        part.MergeFromString(unknown)
+    async with grpc.aio.insecure_channel(cluster.server.address) as channel:
+        raw = request.SerializeToString()
+        assert raw.count(unknown) == 3
+        await channel.unary_unary("/pdserve.v1.Generation/Generate")(raw, timeout=60)
+    assert len(cluster.d.specs) == 2
+    assert all(unknown not in spec.SerializeToString() for spec in cluster.d.specs)
 
 
 async def test_fields_without_code_and_other_models_are_refused(cluster: Cluster) -> None:
