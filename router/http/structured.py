@@ -9,6 +9,7 @@ from typing import Annotated, Literal
 
 from llguidance.gbnf_to_lark import gbnf_to_lark
 from pydantic import BaseModel, ConfigDict, Field
+from pydantic_core import to_json
 
 from pdserve.v1 import generation_pb2
 from pdserve.v1.errors import InvalidArgument, Unimplemented
@@ -115,18 +116,15 @@ def _json(field: str, schema: Schema | None) -> list[Constraint]:
 
 
 def _dumped(field: str, schema: dict[str, object]) -> str:
-    """Written in pieces, and given up as soon as it is too large."""
-    pieces: list[str] = []
-    num_characters = 0
+    """Both writers are compiled code: one in Python takes a millisecond for each kilobyte that lies deep. The
+    first takes milliseconds for the largest body, the second writes only what may be taken."""
     try:
-        for piece in json.JSONEncoder().iterencode(schema):
-            num_characters += len(piece)
-            if num_characters > MAX_GRAMMAR_BYTES:
-                raise _too_large(field)
-            pieces.append(piece)
-    except RecursionError as error:
+        text = json.dumps(schema) if len(to_json(schema)) <= MAX_GRAMMAR_BYTES else None
+    except (RecursionError, ValueError) as error:
         raise InvalidArgument(f"{field}: is nested too deep") from error
-    return "".join(pieces)
+    if text is None or len(text) > MAX_GRAMMAR_BYTES:
+        raise _too_large(field)
+    return text
 
 
 def _too_large(field: str) -> InvalidArgument:

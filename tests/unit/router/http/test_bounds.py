@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import sys
+from types import FrameType
 
 import pytest
 from pydantic import BaseModel, ValidationError
@@ -68,6 +70,25 @@ def test_a_constraint_that_is_too_large_is_refused_by_its_name(fields: dict[str,
     asked = CompletionRequest.model_validate({"prompt": "a"} | fields)
     with pytest.raises(InvalidArgument, match=f"{next(iter(fields))}: at most"):
         completion_call(asked, "r")
+
+
+def test_a_schema_that_is_large_and_deep_costs_no_step_of_python_for_each_part() -> None:
+    """It is read on the event loop, and others' tokens wait."""
+    deep = "[" * 150 + ",".join(["0"] * 20_000) + "]" * 150
+    asked = CompletionRequest.model_validate_json(f'{{"prompt": "a", "guided_json": {{"enum": {deep}}}}}')
+    num_calls = 0
+
+    def count(frame: FrameType, event: str, argument: object) -> None:
+        nonlocal num_calls
+        num_calls += event == "call"
+
+    sys.setprofile(count)
+    try:
+        call = completion_call(asked, "r")
+    finally:
+        sys.setprofile(None)
+    assert json.loads(call.messages[0].sampling.structured.json_schema) == asked.guided_json
+    assert num_calls < 1000
 
 
 @pytest.mark.parametrize("prompt", [["a"] * 5, [[1]] * 5, [1] * 10, [[1] * 10]])
