@@ -73,6 +73,9 @@ class ReservedLanding:
         except DataLoss as error:
             self._table.end_writing(self._reservation, self.header, is_whole=False)
             return self._refuse(error)
+        except BaseException:
+            self.lost()
+            raise
         try:
             self._table.end_writing(self._reservation, self.header, is_whole=True)
         except PdserveError as error:

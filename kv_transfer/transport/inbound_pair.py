@@ -154,7 +154,7 @@ class InboundPair(threading.Thread):
         landing = self._sink.land(self._stream, header)
         try:
             payload = self._post(pair, landing, num_bytes)
-        except PairBroken:
+        except BaseException:  # memory may have run out, too
             landing.lost()
             raise
         self._answers.put(message(Kind.POSTED, pack_posted(payload.neighbours)))
@@ -197,12 +197,12 @@ class InboundPair(threading.Thread):
             return self._sink.accept(self._stream, due)
         try:
             due.arrival.wait(self._timeouts.data_s)
-        except PairBroken:
+            if due.buffer is not None:
+                due.landing.write(due.buffer[: due.num_bytes])
+                self._buffers.put(due.buffer)
+        except BaseException:
             due.landing.lost()
             raise
-        if due.buffer is not None:
-            due.landing.write(due.buffer[: due.num_bytes])
-            self._buffers.put(due.buffer)
         answer = due.landing.done()
         self._room.release()
         return answer

@@ -24,7 +24,7 @@ from kv_transfer.send_queue import SenderConfig
 from kv_transfer.transport.collective import CollectiveTransport
 from kv_transfer.transport.collective_server import CollectiveStreams
 from kv_transfer.transport.grpc import GrpcPushServer, GrpcTransport
-from kv_transfer.transport.inbound_pair import PairTimeouts
+from kv_transfer.transport.inbound_pair import InboundPair, PairTimeouts
 from kv_transfer.ways import Way, WayUnusable
 from pdserve.v1.errors import Aborted, Unavailable
 from tests.integrity import wait_until
@@ -208,6 +208,23 @@ def test_an_abort_in_flight_holds_the_source_until_the_answer_and_spares_the_pai
         again = both.reserve("b", (0, 1, 2))
         both.send_all(again, (0, 1, 2)).done.result(WAIT_S)
         assert both.table.consume(again.key) is not None
+
+
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
+@pytest.mark.parametrize("where", ["write", "_buffer"])
+def test_a_receiver_without_memory_gives_the_blocks_back(monkeypatch: pytest.MonkeyPatch, where: str) -> None:
+    """Of a payload that has come, and of one that was only announced."""
+
+    def fails(*_: object) -> None:
+        raise RuntimeError("out of memory")
+
+    monkeypatch.setattr(BufferBlocks if where == "write" else InboundPair, where, fails)
+    with HandOver("collective") as both:
+        target = both.reserve("a", (5, 3))
+        transfer = both.send_all(target, (1, 2))
+        with pytest.raises(Unavailable):
+            transfer.done.result(timeout=WAIT_S)
+        both.events.wait_for("freed", target.key)
 
 
 def test_an_idle_pair_sleeps() -> None:

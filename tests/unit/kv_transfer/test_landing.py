@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from contextlib import nullcontext
 
 import numpy as np
 import pytest
@@ -99,6 +100,24 @@ def test_blocks_of_a_reservation_that_ended_wait_for_their_landings(both: HandOv
     assert both.events.of(key) == ["quarantined"]
     landings[1].lost()
     assert both.events.of(key) == ["quarantined", "freed"]
+
+
+def test_a_landing_that_cannot_be_checked_holds_no_block(
+    both: HandOver, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As on a GPU whose memory has run out."""
+    key = opened(both, (5,))
+    fill(both, landing := land(both, key, 1))
+
+    def fails(*_: object) -> list[memoryview]:
+        raise RuntimeError("out of memory")
+
+    monkeypatch.setattr(both.target, "read", fails)
+    is_checked = both.receiver._verify is not Verify.OFF
+    with pytest.raises(RuntimeError) if is_checked else nullcontext():
+        landing.done()
+    both.receiver.disconnect(STREAM)
+    assert both.events.of(key) == ["failed", "freed"]
 
 
 @pytest.mark.parametrize("is_in_place", [True, False])
