@@ -7,8 +7,10 @@ import asyncio
 import grpc
 
 from pdserve.v1.cluster_pb2 import WorkerStatus
+from pdserve.v1.errors import Unavailable
 from pdserve.v1.worker_pb2 import DescribeRequest
 from pdserve.v1.worker_pb2_grpc import WorkerStub
+from router.fleet.parsed import parsed
 from trust.channels import open_aio_channel
 from trust.trust import Trust
 
@@ -22,10 +24,10 @@ class Probe:
         self._is_closed = False
 
     async def describe(self, timeout_s: float) -> WorkerStatus | None:
-        """None: no answer in time, or closed meanwhile."""
+        """None: no answer in time, bytes that are no message, or closed meanwhile."""
         try:
-            answer = await self._stub.Describe(DescribeRequest(), timeout=timeout_s)
-        except grpc.aio.AioRpcError:
+            answer = parsed(await self._stub.Describe(DescribeRequest(), timeout=timeout_s))
+        except (grpc.aio.AioRpcError, Unavailable):
             return None
         except asyncio.CancelledError:
             # Closing a channel cancels its calls, and would so cancel whoever waits for one.
