@@ -5,6 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from pdserve.v1 import generation_pb2, worker_pb2
+from pdserve.v1.errors import Unavailable
+
+_FINISH_REASONS = frozenset(generation_pb2.FinishReason.values())
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,6 +47,9 @@ class Token:
 
 
 def token_of(message: worker_pb2.TokenOutput) -> Token:
+    """Raises Unavailable where it ends a sequence in a way that there is not."""
+    if message.finish_reason not in _FINISH_REASONS:
+        raise Unavailable(f"finish reason {message.finish_reason}", reason="MALFORMED")
     report: PrefillReport | None = None
     if message.HasField("prefill"):
         prefill = message.prefill
