@@ -55,6 +55,8 @@ class RouterActor:
         self._starting = Once(self._start)
         # Held by whoever puts another child in this one's place.
         self._changing = asyncio.Lock()
+        # Set when a child has ended, or another is in its place.
+        self._is_news = asyncio.Event()
         self._retiring: set[asyncio.subprocess.Process] = set()
         self._tasks = Tasks()
         self._restarts = Restarts()
@@ -114,13 +116,16 @@ class RouterActor:
             self._child.kill()
 
     async def _supervise(self) -> None:
-        """A router that ends, or hangs, is started again: at once the first time, then ever later."""
+        """A router that ends is started again: at once the first time, then ever later."""
         child, started = self._child, time.monotonic()
-        code = await until_ended(child) if child is not None else None
+        while child is not None and child is self._child and child.returncode is None:
+            self._is_news.clear()
+            await self._is_news.wait()
         if child is not self._child:
-            return  # another has taken its ports over
+            return  # another has taken its ports over, and is the one to look after
         self._restarts.note_end(time.monotonic() - started)
         self.num_restarts += 1
+        code = child.returncode if child is not None else None
         log.warning("router ended (code %s); restart %d", code, self.num_restarts)
         await asyncio.sleep(self._restarts.delay_s)
         async with self._changing:
@@ -129,6 +134,11 @@ class RouterActor:
                     await self._start_child()
             except RouterStartError as error:
                 log.error("%s", error)
+
+    async def _watch(self, child: asyncio.subprocess.Process) -> None:
+        """Until it has ended, in its place or retired; one that hangs is killed."""
+        await until_ended(child)
+        self._is_news.set()
 
     async def _start_child(self, *how: str) -> str:
         child = await asyncio.create_subprocess_exec(
@@ -149,6 +159,8 @@ class RouterActor:
             await child.wait()
             raise RouterStartError(f"the router did not start: {self._last_line()}") from error
         self._child = child
+        self._tasks.start(self._watch(child), f"watch pid {child.pid}")
+        self._is_news.set()
         log.info("router serves %s pid=%d", address, child.pid)
         return address
 
