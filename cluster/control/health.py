@@ -34,8 +34,10 @@ class Patience:
         return 2 * (self.probe_every_s + self.probe_timeout_s)
 
     def has_run_out(self, vigil: Vigil) -> bool:
-        is_stuck = vigil.still_s > max(self.dead_after_s, self.dead_after_steps * vigil.step_s)
-        return is_stuck or vigil.silent_s > self.dead_after_silent_s
+        """Never of one that may still be chosen, however long that is."""
+        in_a_step_s = max(self.dead_after_s, self.dead_after_steps * vigil.step_s, self.unhealthy_after_s)
+        silent_s = max(self.dead_after_silent_s, self.unhealthy_after_s)
+        return vigil.still_s > in_a_step_s or vigil.silent_s > silent_s
 
 
 class Verdict(Enum):

@@ -55,6 +55,13 @@ def test_a_missing_sign_of_life_is_borne_for_a_while(
     assert judge(state, watched(silent_s, stalled_s, step_s), is_broken, PATIENCE) is verdict
 
 
+def test_nobody_is_replaced_who_may_still_be_chosen() -> None:
+    patience = Patience(unhealthy_after_s=40, dead_after_silent_s=8, dead_after_steps=10, dead_after_s=30)
+    for silent_s in (9, 39):
+        assert judge(S.READY, watched(silent_s, 39, 0.1), False, patience) is V.AS_BEFORE
+    assert judge(S.READY, watched(41, 41, 0.1), False, patience) is V.DEAD
+
+
 def member(name: str, role: Role, pid: int, node: str = "a", state: S = S.READY) -> Member:
     return Member(name, role, key=name, state=state, node=node, pid=pid)
 
