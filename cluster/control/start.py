@@ -76,3 +76,4 @@ class Start:
         if difference is not None:
             raise StartError(difference)
         member.address, member.pid = address, member.report.pid
+        member.node = member.report.node or member.node  # of one that was found serving nothing else tells it

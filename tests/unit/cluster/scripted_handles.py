@@ -129,7 +129,9 @@ class ScriptedHandle(WorkerServicer):
         if self.is_silent:
             await asyncio.Event().wait()
         limits = WorkerLimits(layout=self._layout, kv_blocks_total=64)
-        status = WorkerStatus(instance_id=self.spec.key, pid=self.pid, state=self.state, limits=limits)
+        status = WorkerStatus(
+            instance_id=self.spec.key, pid=self.pid, node="here", state=self.state, limits=limits
+        )
         status.quarantines.extend(self.quarantines)
         status.vitals.CopyFrom(self.vitals)
         return DescribeResponse(status=status)
