@@ -71,9 +71,11 @@ class Holdings:
             del self._reserving[key]
 
     def lose_decoding(self, error: PdserveError) -> None:
-        """One that only asks for room is not lost: it asks the next."""
+        """One that only asks for room is not lost: it asks the next. One that has been given some is, though
+        it may not have read the answer yet."""
         for key, inbox in tuple(self.decoding.items()):
-            if key not in self._reserving:
+            waiting = self._reserving.get(key)
+            if waiting is None or _gives_room(waiting):
                 inbox.fail_decode(error)
         self.answer_reserving(error)
 
@@ -85,6 +87,11 @@ class Holdings:
     def lose_prefills(self, error: PdserveError) -> None:
         for inbox in tuple(self.prefilling.values()):
             inbox.fail_prefill(error)
+
+
+def _gives_room(waiting: asyncio.Future[ReserveAnswer]) -> bool:
+    is_answered = waiting.done() and not waiting.cancelled() and waiting.exception() is None
+    return is_answered and not isinstance(waiting.result(), PdserveError)
 
 
 def _hand_on(waiting: asyncio.Future[ReserveAnswer], call: asyncio.Task[ReserveAnswer]) -> None:

@@ -59,6 +59,23 @@ async def test_who_asks_for_room_hears_of_the_loss_and_loses_nothing() -> None:
     assert isinstance(await call, worker_pb2.ReserveResponse)
 
 
+async def test_who_was_given_room_on_a_worker_that_is_lost_before_it_reads_so_loses_it() -> None:
+    held, inbox = holdings(), Inbox(0)
+    held.decoding[KEY] = inbox
+
+    async def reserve() -> ReserveAnswer:
+        return worker_pb2.ReserveResponse()
+
+    call = asyncio.ensure_future(reserve())
+    asking = asyncio.ensure_future(held.answer_to(KEY, call))
+    await asyncio.sleep(0)
+    # Behind what hands the answer on, and before whoever waits for it.
+    call.add_done_callback(lambda _: held.lose_decoding(LOST))
+    assert isinstance(await asking, worker_pb2.ReserveResponse)
+    with pytest.raises(Unavailable, match="lost"):
+        await asyncio.wait_for(inbox.take(), 5)
+
+
 @pytest.mark.parametrize("said", [worker_pb2.ReserveResponse(), LOST])
 async def test_an_answer_is_handed_on(said: worker_pb2.ReserveResponse | PdserveError) -> None:
     async def reserve() -> ReserveAnswer:
