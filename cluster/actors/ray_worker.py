@@ -46,10 +46,8 @@ class RayWorker:
             environment = None
             if self._actor is None:
                 environment = await asyncio.to_thread(packed, self._spec.pool.runtime_env)
-                # It waits for Ray's head, which may be away.
-                self._actor = await asyncio.to_thread(_create, self._spec, wanted, environment)
+                await asyncio.to_thread(self._make, wanted, environment)
                 if self._is_killed:
-                    self.kill()
                     raise WorkerGone("it was given up while it was being made")
             else:
                 self._process = await asyncio.to_thread(process_here, self._actor)
@@ -68,6 +66,13 @@ class RayWorker:
             yield StartFailed(f"its runtime_env cannot be set up: {str(error).strip().splitlines()[-1]}")
         except ValueError as error:
             yield StartFailed(f"Ray cannot make it: {error}")
+
+    def _make(self, wanted: Wanted, environment: RuntimeEnv | None) -> None:
+        """On a thread: it waits for Ray's head, which may be away, for longer perhaps than anybody waits for
+        the worker. Then it is ended here as soon as it is there."""
+        self._actor = _create(self._spec, wanted, environment)
+        if self._is_killed:
+            self.kill()
 
     async def wait_stopped(self) -> None:
         try:

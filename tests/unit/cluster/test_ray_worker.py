@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import threading
+from dataclasses import dataclass, field
 
 import pytest
 
@@ -28,27 +29,55 @@ SPEC = WorkerSpec(
 )
 
 
-async def test_one_that_is_given_up_while_it_is_made_is_ended_as_soon_as_it_is_there(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    is_making, may_be_there = threading.Event(), threading.Event()
-    actor, killed = object(), []
+@dataclass
+class Making:
+    """Ray takes its time to make the actor."""
 
-    def create(*_: object) -> object:
-        is_making.set()
-        assert may_be_there.wait(20)
-        return actor
+    is_begun: threading.Event = field(default_factory=threading.Event)
+    may_end: threading.Event = field(default_factory=threading.Event)
+    actor: object = field(default_factory=object)
+    killed: list[object] = field(default_factory=list)
 
+    def create(self, *_: object) -> object:
+        self.is_begun.set()
+        assert self.may_end.wait(20)
+        return self.actor
+
+
+@pytest.fixture
+def making(monkeypatch: pytest.MonkeyPatch) -> Making:
+    made = Making()
     monkeypatch.setattr(ray_worker, "_where", lambda spec: None)
     monkeypatch.setattr(ray_worker, "packed", lambda environment: None)
-    monkeypatch.setattr(ray_worker, "_create", create)
-    monkeypatch.setattr(ray_worker, "kill_actor", lambda actor, process: killed.append(actor))
+    monkeypatch.setattr(ray_worker, "_create", made.create)
+    monkeypatch.setattr(ray_worker, "kill_actor", lambda actor, process: made.killed.append(actor))
+    return made
+
+
+async def test_one_that_is_given_up_while_it_is_made_is_ended_as_soon_as_it_is_there(making: Making) -> None:
     worker = RayWorker(TRUST, SPEC)
     starting = asyncio.ensure_future(anext(worker.start()))
-    assert await asyncio.to_thread(is_making.wait, 20)
+    assert await asyncio.to_thread(making.is_begun.wait, 20)
     worker.kill()
-    assert killed == []
-    may_be_there.set()
+    assert making.killed == []
+    making.may_end.set()
     with pytest.raises(WorkerGone, match="given up"):
         await asyncio.wait_for(starting, 20)
-    assert killed == [actor]
+    assert making.killed == [making.actor]
+
+
+async def test_one_whose_start_took_too_long_is_ended_as_soon_as_it_is_there(making: Making) -> None:
+    """Nobody waits for it any more: it would hold its place in Ray for ever."""
+    worker = RayWorker(TRUST, SPEC)
+    starting = asyncio.ensure_future(anext(worker.start()))
+    assert await asyncio.to_thread(making.is_begun.wait, 20)
+    starting.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await starting
+    worker.kill()
+    making.may_end.set()
+    for _ in range(1000):
+        if making.killed:
+            break
+        await asyncio.sleep(0.01)
+    assert making.killed == [making.actor]
