@@ -80,9 +80,11 @@ class Controller:
         )
         cluster_pb2_grpc.add_ControlServicer_to_server(service, self._server)
         port = listen(self._server, f"{LOOPBACK}:0", self._trust)
-        await self._server.start()
+        # A disk may be full. Before the server begins, since it takes no other port afterwards: then all this
+        # can be done anew.
         self._write_targets()
         write_whole(self._control_file, json.dumps({"address": f"{LOOPBACK}:{port}"}))
+        await self._server.start()
         self._supervisor.start()
         for guard in self._routers:
             self._tasks.repeat(guard.keep, "guard of a router")
