@@ -10,11 +10,18 @@ from typing import NoReturn, Protocol, cast
 import grpc
 
 from cluster.config import MAX_WORKERS
-from cluster.control.membership import IllegalMove, Membership
+from cluster.control.membership import Membership
 from cluster.control.snapshot import ROLES
 from cluster.control.supervisor import Supervisor
 from pdserve.v1 import cluster_pb2, cluster_pb2_grpc
-from pdserve.v1.errors import FailedPrecondition, InvalidArgument, NotFound, PdserveError, to_status
+from pdserve.v1.errors import (
+    FailedPrecondition,
+    InvalidArgument,
+    NotFound,
+    PdserveError,
+    Unavailable,
+    to_status,
+)
 from worker.identity import Role
 
 _ROLE_OF = {number: role for role, number in ROLES.items()}
@@ -94,7 +101,11 @@ class ControlService(cluster_pb2_grpc.ControlServicer):
         if request.target > MAX_WORKERS:
             message = f"target: {request.target} is over the limit of {MAX_WORKERS} workers in a pool"
             await _abort(context, InvalidArgument(message))
-        self._set_target(role, request.target)
+        try:
+            self._set_target(role, request.target)
+        except PdserveError as error:
+            await _abort(context, error)
+        self._supervisor.reconcile()
         return self._snapshot()
 
     async def DrainWorker(
@@ -103,18 +114,21 @@ class ControlService(cluster_pb2_grpc.ControlServicer):
         member = self._membership.find(request.worker_id)
         if member is None:
             await _abort(context, NotFound(f"there is no worker {request.worker_id!r}", reason="NO_WORKER"))
-        timeout_s = request.timeout_ms / 1000 if request.timeout_ms else None
-        try:
-            if request.replace_first:
-                self._supervisor.replace(member, timeout_s)
-            else:
-                self._supervisor.drain(member, timeout_s)
-        except IllegalMove:
+        if not member.can_drain:
             message = f"{member.worker_id} is {member.state.value}: only a ready worker can be drained"
             await _abort(context, FailedPrecondition(message, reason="NOT_READY"))
+        timeout_s = request.timeout_ms / 1000 if request.timeout_ms else None
         pool = self._membership.pools[member.role]
         stays = request.replace or request.replace_first
-        self._set_target(member.role, pool.target if stays else max(0, pool.target - 1))
+        try:
+            self._set_target(member.role, pool.target if stays else max(0, pool.target - 1))
+        except PdserveError as error:
+            await _abort(context, error)
+        if request.replace_first:
+            self._supervisor.replace(member, timeout_s)
+        else:
+            self._supervisor.drain(member, timeout_s)
+        self._supervisor.reconcile()
         return self._snapshot()
 
     async def RestartRouter(
@@ -131,9 +145,15 @@ class ControlService(cluster_pb2_grpc.ControlServicer):
         return self._snapshot()
 
     def _set_target(self, role: Role, target: int) -> None:
+        """Raises Unavailable where it cannot be kept for the next controller: then all is as before."""
+        before = self._membership.pools[role].target
         self._membership.set_target(role, target)
-        self._on_targets()
-        self._supervisor.reconcile()
+        try:
+            self._on_targets()
+        except OSError as error:
+            self._membership.set_target(role, before)
+            message = f"the target of {role.value} cannot be written down: {error}"
+            raise Unavailable(message, reason="CANNOT_KEEP_TARGETS") from error
 
 
 async def _abort(context: object, error: PdserveError) -> NoReturn:

@@ -63,6 +63,10 @@ class Member:
     # It starts, and no node has room for it now.
     finds_no_room: bool = False
 
+    @property
+    def can_drain(self) -> bool:
+        return _S.DRAINING in _LEGAL[self.state]
+
 
 @dataclass(slots=True)
 class Pool:

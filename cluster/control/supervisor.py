@@ -100,7 +100,7 @@ class Supervisor:
 
     def replace(self, member: Member, drain_timeout_s: float | None) -> None:
         """Another one starts, and this one drains when it is ready. Raises IllegalMove as `drain` does."""
-        if member.state not in (WorkerState.READY, WorkerState.UNHEALTHY):
+        if not member.can_drain:
             raise IllegalMove(f"{member.worker_id} is {member.state.value}")
         member.is_leaving, member.drain_timeout_s = True, drain_timeout_s
         self._membership.describe(member, _LEAVING)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import errno
+import os
 from collections.abc import AsyncIterator
 from dataclasses import dataclass, field
 
@@ -27,7 +29,13 @@ class Served:
     cluster: Cluster
     stub: ControlStub
     saved_targets: list[int] = field(default_factory=list)
+    is_disk_full: bool = False
     drained_routers_s: list[float] = field(default_factory=list)
+
+    def save_targets(self) -> None:
+        if self.is_disk_full:
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        self.saved_targets.append(self.cluster.membership.pools[Role.DECODE].target)
 
     async def restart_router(self, drain_s: float) -> None:
         if drain_s > 100:
@@ -55,7 +63,7 @@ async def served() -> AsyncIterator[Served]:
                 cluster.supervisor,
                 watchers,
                 lambda: cluster_snapshot(wanted, membership),
-                lambda: result.saved_targets.append(membership.pools[Role.DECODE].target),
+                result.save_targets,
                 {"router-0": result.restart_router},
             )
             add_ControlServicer_to_server(service, server)
@@ -90,6 +98,30 @@ async def test_what_is_refused_changes_nothing(
     assert told in error.message
     assert served.cluster.membership.version == version
     assert served.saved_targets == []
+
+
+@pytest.mark.parametrize(
+    "request_",
+    [
+        pb.ScalePoolRequest(role=pb.ROLE_DECODE, target=3),
+        pb.DrainWorkerRequest(worker_id="decode-0"),
+        pb.DrainWorkerRequest(worker_id="decode-0", replace_first=True),
+    ],
+)
+async def test_a_target_that_cannot_be_written_down_is_refused_and_nothing_begins(
+    served: Served, request_: pb.ScalePoolRequest | pb.DrainWorkerRequest
+) -> None:
+    served.is_disk_full = True
+    is_scale = isinstance(request_, pb.ScalePoolRequest)
+    with pytest.raises(grpc.aio.AioRpcError) as caught:
+        await (served.stub.ScalePool(request_) if is_scale else served.stub.DrainWorker(request_))
+    error = from_rpc_error(caught.value)
+    assert (type(error), error.reason) == (Unavailable, "CANNOT_KEEP_TARGETS")
+    assert "No space left" in error.message
+    served.cluster.supervisor.reconcile()
+    assert served.cluster.states() == {"prefill-0": S.READY, "decode-0": S.READY}
+    assert served.cluster.membership.pools[Role.DECODE].target == 1
+    assert not any(member.is_leaving for member in served.cluster.membership.members())
 
 
 async def test_a_watcher_sees_every_step_of_a_scale_down(served: Served) -> None:
