@@ -10,6 +10,7 @@ from typing import Generic, TypeVar
 log = logging.getLogger(__name__)
 
 _PAUSE_AFTER_A_BUG_S = 1.0
+_CANCEL_AGAIN_S = 1.0
 T = TypeVar("T")
 
 
@@ -28,10 +29,15 @@ class Tasks:
         self.start(_forever(step, name), name)
 
     async def close(self) -> None:
-        """Cancels them all, and returns when they have ended."""
-        for task in tuple(self._tasks):
-            task.cancel()
-        await asyncio.gather(*self._tasks, return_exceptions=True)
+        """Cancels them all, and returns when they have ended.
+
+        More than once: before Python 3.12, `asyncio.wait_for` drops a cancel that comes in the very moment in
+        which it has a result.
+        """
+        while self._tasks:
+            for task in tuple(self._tasks):
+                task.cancel()
+            await asyncio.wait(tuple(self._tasks), timeout=_CANCEL_AGAIN_S)
 
     def _ended(self, task: asyncio.Task[None]) -> None:
         self._tasks.discard(task)
