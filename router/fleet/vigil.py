@@ -45,10 +45,12 @@ class Vigil:
         self._stalled_s = 0.0
 
     def heard(self, vitals: Vitals) -> None:
+        """A heartbeat that is older than what the watcher has seen go by stood still with the watcher: where
+        a machine was stopped and goes on, a worker may answer before its heartbeat has beaten again."""
         must_move = vitals.is_working and not vitals.is_compiling
         if not must_move or self._last is None or self._last.progress != vitals.progress:
             self._stalled_s = 0.0
-        self._silent_s = 0.0
+        self._silent_s = min(self._silent_s, vitals.heartbeat_age_s)
         self._last = vitals
 
     def passed(self, elapsed_s: float) -> None:
@@ -72,7 +74,7 @@ class Vigil:
     @property
     def silent_s(self) -> float:
         """For so long it does not answer, or its process does not run."""
-        return max(self._silent_s, self._last.heartbeat_age_s) if self._last is not None else 0.0
+        return self._silent_s
 
     @property
     def step_s(self) -> float:

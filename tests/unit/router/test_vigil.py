@@ -39,7 +39,7 @@ def test_silence_counts_from_the_last_word() -> None:
         (vitals(2), 4),
         (vitals(1, works=False), 0),  # nothing to do
         (vitals(1, compiles=True), 4),
-        (vitals(2, heartbeat_age_s=6), 6),  # whoever answers is not all of it
+        (vitals(2, heartbeat_age_s=4), 8),  # whoever answers is not all of it
     ],
 )
 def test_work_must_move(then: Vitals, still_s: float) -> None:
@@ -80,8 +80,21 @@ def test_a_watcher_that_did_not_run_takes_it_for_nobodys_silence() -> None:
 
 def test_a_process_that_does_not_run_is_silent_whoever_answers_for_it() -> None:
     vigil = Vigil()
-    vigil.heard(vitals(works=False, heartbeat_age_s=6))
-    assert waited(vigil, 1).silent_s == 6
+    for second in range(7):
+        vigil.heard(vitals(works=False, heartbeat_age_s=second))
+        waited(vigil, 1)
+    assert vigil.silent_s == 7
+
+
+def test_who_answers_before_its_heartbeat_has_beaten_again_was_stopped_with_the_watcher() -> None:
+    vigil = Vigil()
+    vigil.heard(vitals())
+    vigil.passed(60)
+    vigil.heard(vitals(heartbeat_age_s=60))
+    assert vigil.silent_s == LONGEST_LOOK_S
+    waited(vigil, 1)
+    vigil.heard(vitals(2, heartbeat_age_s=0.5))
+    assert vigil.silent_s == 0.5
 
 
 def test_what_begins_anew_owes_nothing() -> None:
