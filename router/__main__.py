@@ -16,6 +16,7 @@ import contextlib
 import json
 import logging
 import os
+import resource
 import signal
 import sys
 import threading
@@ -102,6 +103,12 @@ def _beat(loop: asyncio.AbstractEventLoop) -> None:
     loop.call_later(_BEAT_EVERY_S, _beat, loop)
 
 
+def _allow_many_connections() -> None:
+    """As many files as the machine gives us: the usual 1024 are fewer than the connections that we take."""
+    _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
+
+
 def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m router")
     parser.add_argument("--config", type=Path, required=True, help="a RouterConfig as JSON")
@@ -113,6 +120,7 @@ def main() -> int:
         if arguments.beside:
             config = config.model_copy(update={"instance_id": f"{config.router_id}/{uuid.uuid4().hex[:8]}"})
         log_by(logging.StreamHandler(), config.observability)
+        _allow_many_connections()
         asyncio.run(serve(config, is_beside=arguments.beside, beats=arguments.beat))
     except (ValidationError, ModelFolderError, TrustError, CannotBind, OSError) as error:
         logger.error("cannot serve: %s", error)

@@ -10,6 +10,8 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
 
+import psutil
+
 from observability.config import LogLevel, ObservabilityConfig
 from pdserve.client import Client
 from router.config import RouterConfig
@@ -19,6 +21,15 @@ from tests.integration.router.harness import Cluster, running
 from tests.scripted_workers import expected
 
 REPOSITORY = Path(__file__).parents[3]
+
+# As where a shell allows few files.
+FEW_FILES = """
+import resource, sys
+resource.setrlimit(resource.RLIMIT_NOFILE, (256, resource.getrlimit(resource.RLIMIT_NOFILE)[1]))
+sys.argv[0] = "router"
+from router.__main__ import main
+sys.exit(main())
+"""
 
 # What `python -m router` runs, and then the names of all that it loaded.
 SPY = """
@@ -97,6 +108,15 @@ async def test_a_process_without_http_says_so_and_one_with_it_where(cluster: Clu
         assert child.stdout is not None
         address = json.loads(await asyncio.wait_for(child.stdout.readline(), 20))["http"]
         assert (await get(address, "/live")).status == 200
+
+
+async def test_a_router_may_have_all_the_connections_that_the_machine_allows(
+    cluster: Cluster, tmp_path: Path
+) -> None:
+    async with process(cluster, tmp_path, "-c", FEW_FILES) as child:
+        await address_of(child)
+        now, most = psutil.Process(child.pid).rlimit(psutil.RLIMIT_NOFILE)
+        assert now == most > 256
 
 
 async def test_the_process_ends_when_its_stdin_closes(cluster: Cluster, tmp_path: Path) -> None:
