@@ -18,7 +18,8 @@ class Patience:
     probe_timeout_s: float = 1.0
     # Not chosen any more …
     unhealthy_after_s: float = 5.0
-    # … and replaced: a process that does not run after this, whatever it was about, …
+    # … and replaced: a process on this machine that does not run after this, whatever it was about (on
+    # another one it may be the network that is silent, which is borne as long as a slow step), …
     dead_after_silent_s: float = 6.0
     # … one that runs and computes nothing after the time of so many of its steps, and no sooner than this.
     dead_after_steps: float = 10.0
@@ -33,10 +34,10 @@ class Patience:
         """More between two rounds of questions is the asker's own absence."""
         return 2 * (self.probe_every_s + self.probe_timeout_s)
 
-    def has_run_out(self, vigil: Vigil) -> bool:
+    def has_run_out(self, vigil: Vigil, *, is_here: bool) -> bool:
         """Never of one that may still be chosen, however long that is."""
         in_a_step_s = max(self.dead_after_s, self.dead_after_steps * vigil.step_s, self.unhealthy_after_s)
-        silent_s = max(self.dead_after_silent_s, self.unhealthy_after_s)
+        silent_s = max(self.dead_after_silent_s if is_here else self.dead_after_s, self.unhealthy_after_s)
         return vigil.still_s > in_a_step_s or vigil.silent_s > silent_s
 
 
@@ -63,9 +64,13 @@ def _is_process(member: Member, node: str, pid: int) -> bool:
     return member.state in SERVING and (member.node, member.pid) == (node, pid)
 
 
-def judge(state: WorkerState, vigil: Vigil, is_broken: bool, patience: Patience) -> Verdict:
-    """`is_broken`: it says itself that its engine is gone. A draining one may still finish what it can."""
-    if patience.has_run_out(vigil) or (is_broken and state is not WorkerState.DRAINING):
+def judge(
+    state: WorkerState, vigil: Vigil, patience: Patience, *, is_broken: bool = False, is_here: bool = True
+) -> Verdict:
+    """`is_broken`: it says itself that its engine is gone. A draining one may still finish what it can.
+    `is_here`: on this machine.
+    """
+    if patience.has_run_out(vigil, is_here=is_here) or (is_broken and state is not WorkerState.DRAINING):
         return Verdict.DEAD
     is_still = vigil.still_s > patience.unhealthy_after_s
     if is_still and state is WorkerState.READY:

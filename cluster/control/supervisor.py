@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import socket
 import uuid
 from collections.abc import Callable, Mapping
 
@@ -235,7 +236,8 @@ class Supervisor:
     def _act_on(self, running: Running) -> None:
         member, report, vigil = running.member, running.member.report, running.vigil
         is_broken = report is not None and report.state == WORKER_STATE_UNHEALTHY
-        verdict = judge(member.state, vigil, is_broken, self._patience)
+        is_here = member.node == socket.gethostname()
+        verdict = judge(member.state, vigil, self._patience, is_broken=is_broken, is_here=is_here)
         if verdict is Verdict.READY:
             self._membership.move(member, WorkerState.READY)
         elif verdict is Verdict.UNHEALTHY:

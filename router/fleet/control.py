@@ -104,7 +104,7 @@ class ControlLink:
 def _address_in(file: Path) -> str | None:
     try:
         address: str = json.loads(file.read_bytes())["address"]
-    except FileNotFoundError:
+    except OSError:  # not there, or not to be had for now
         return None
     return address
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import socket
 from collections.abc import AsyncIterator
 from dataclasses import dataclass, field
 
@@ -90,7 +91,7 @@ class ScriptedHandle(WorkerServicer):
             yield Pending(self._pending_reason, finds_no_room=True)
             await self._gone.wait()
             raise WorkerGone("it never ran")
-        yield Loading("here", self.pid, "loading weights")
+        yield Loading(socket.gethostname(), self.pid, "loading weights")
         await self._any_of(self._script.may_start, self._gone)
         if self._gone.is_set():
             raise WorkerGone("its process ended: signal 9")
@@ -130,7 +131,11 @@ class ScriptedHandle(WorkerServicer):
             await asyncio.Event().wait()
         limits = WorkerLimits(layout=self._layout, kv_blocks_total=64)
         status = WorkerStatus(
-            instance_id=self.spec.key, pid=self.pid, node="here", state=self.state, limits=limits
+            instance_id=self.spec.key,
+            pid=self.pid,
+            node=socket.gethostname(),
+            state=self.state,
+            limits=limits,
         )
         status.quarantines.extend(self.quarantines)
         status.vitals.CopyFrom(self.vitals)

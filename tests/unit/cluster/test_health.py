@@ -52,14 +52,21 @@ def watched(silent_s: float, stalled_s: float, step_s: float) -> Vigil:
 def test_a_missing_sign_of_life_is_borne_for_a_while(
     state: S, silent_s: float, stalled_s: float, step_s: float, is_broken: bool, verdict: V
 ) -> None:
-    assert judge(state, watched(silent_s, stalled_s, step_s), is_broken, PATIENCE) is verdict
+    vigil = watched(silent_s, stalled_s, step_s)
+    assert judge(state, vigil, PATIENCE, is_broken=is_broken) is verdict
 
 
 def test_nobody_is_replaced_who_may_still_be_chosen() -> None:
     patience = Patience(unhealthy_after_s=40, dead_after_silent_s=8, dead_after_steps=10, dead_after_s=30)
     for silent_s in (9, 39):
-        assert judge(S.READY, watched(silent_s, 39, 0.1), False, patience) is V.AS_BEFORE
-    assert judge(S.READY, watched(41, 41, 0.1), False, patience) is V.DEAD
+        assert judge(S.READY, watched(silent_s, 39, 0.1), patience) is V.AS_BEFORE
+    assert judge(S.READY, watched(41, 41, 0.1), patience) is V.DEAD
+
+
+def test_on_another_machine_silence_may_be_the_networks_and_is_borne_for_longer() -> None:
+    for silent_s, verdict in ((9, V.AS_BEFORE), (29, V.AS_BEFORE), (31, V.DEAD)):
+        vigil = watched(silent_s, silent_s, 0.1)
+        assert judge(S.UNHEALTHY, vigil, PATIENCE, is_here=False) is verdict
 
 
 def member(name: str, role: Role, pid: int, node: str = "a", state: S = S.READY) -> Member:
