@@ -29,7 +29,9 @@ class Matcher(Protocol):
         ...
 
     def num_possible(self, token_ids: Sequence[int]) -> int:
-        """How many of these may come next, one behind the other, before one that may not, or EOS."""
+        """How many of these may come next, one behind the other, before one that may not, or EOS. Fewer where
+        that cannot be told.
+        """
         ...
 
 

@@ -26,5 +26,8 @@ def check_hand_over(
     is_guided = grammar is not None
     if finish_reason(request.stop, eos_token_ids, first.token_id, num_output, is_guided) is not None:
         raise ValueError(f"{name} ended with its first token")
-    if grammar is not None and not grammar.begin().num_possible([first.token_id]):
-        raise ValueError(f"{name}: its first token is not its grammar's")
+    if grammar is not None:
+        matcher = grammar.begin()
+        matcher.append(first.token_id)  # begins anew where others filled the automata
+        if matcher.error is not None:
+            raise ValueError(f"{name}: its first token is not its grammar's: {matcher.error}")

@@ -11,7 +11,7 @@ from tokenizers import Tokenizer, decoders, models
 
 from engine.engine import Engine
 from engine.errors import GrammarError
-from engine.grammar import Grammar, without
+from engine.grammar import Grammar, Matcher, without
 from engine.guidance import Grammars
 from engine.request import SequenceRequest
 from engine.sampler import GREEDY, SampleRow, sample
@@ -249,25 +249,48 @@ def test_a_model_without_eos_has_no_grammars(engine: Engine) -> None:
         grammars.prepare(grammar_text(CONSTRAINTS["date"].message())).result(TIMEOUT_S)
 
 
-def test_one_sequence_that_fills_the_automata_does_not_break_the_next(
-    engine: Engine, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Copies share them: the next one begins anew, and what it says is right."""
-    monkeypatch.setattr("engine.guidance._MAX_LEXER_STATES", 200)
-    made = grammar(engine, ".*a.{12}b")
-    dice = np.random.default_rng(1)
+FILLING = ".*a.{12}b"
+
+
+def fill_automata(made: Grammar) -> Matcher:
+    """What filled those of FILLING, and came to its end by that."""
     filling = made.begin()
-    for token_id in dice.integers(64, 90, 2000).tolist():
+    for token_id in np.random.default_rng(1).integers(64, 90, 2000).tolist():
         filling.append(token_id)
         filling.masks()
         if filling.error is not None:
             break
     assert "too many states" in (filling.error or "")
+    return filling
+
+
+def test_one_sequence_that_fills_the_automata_does_not_break_the_next(
+    engine: Engine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Copies share them: the next one begins anew, and what it says is right."""
+    monkeypatch.setattr("engine.guidance._MAX_LEXER_STATES", 200)
+    made = grammar(engine, FILLING)
+    filling = fill_automata(made)
     assert not possible(filling.masks()[0])
     other = made.begin()
     assert other.error is None
     other.append(A)
     assert {A, B, C} <= possible(other.masks()[0])
+
+
+def test_one_sequence_that_fills_the_automata_does_not_break_anothers_hand_over(
+    make_engine: MakeEngine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its blocks were reserved, and its grammar made, when there was still room."""
+    monkeypatch.setattr("engine.guidance._MAX_LEXER_STATES", 200)
+    source, target = make_engine(), make_engine()
+    item = asked(source, FILLING, seed=5, max_tokens=4)
+    (alone,) = generate(source, item)
+    here = replace(item, grammar=grammar(target, FILLING), sequence_id="moved")
+    fill_automata(grammar(target, FILLING))
+    first, _ = hand_over(source, target, here)
+    rest = tokens_of(drain(target)["moved"])
+    assert [first.token_id, *(token.token_id for token in rest)] == alone
 
 
 def test_a_sequence_whose_grammar_breaks_is_refused_and_others_go_on(
