@@ -17,6 +17,8 @@ from engine.manifest import damage, write_manifest
 # Goes up whenever the same file would give another folder.
 _CONVERTER_VERSION = 1
 _SAMPLE_BYTES = 2**20
+# Short pieces, evenly spread over a file.
+_NUM_PIECES, _PIECE_BYTES = 1024, 4096
 
 
 def convert_gguf(path: Path, progress: Callable[[str], None]) -> Path:
@@ -72,13 +74,17 @@ def _check_whole(path: Path) -> None:
 
 
 def _file_key(path: Path) -> str:
-    """By content, not by time: a package installed anew needs no new conversion. Size, head and tail stand
-    for the whole: the head holds the metadata, and weights that differ differ in their last megabyte.
+    """By content, not by time: a package installed anew needs no new conversion. Size, head, tail and pieces
+    of all between stand for the whole: the head holds the metadata, and training, merging or quantising
+    changes tensors from end to end, though perhaps not the last ones.
     """
     size = path.stat().st_size
     digest = blake2b(f"{_CONVERTER_VERSION} {size}".encode(), digest_size=8)
     with path.open("rb") as file:
         digest.update(file.read(_SAMPLE_BYTES))
+        for piece in range(1, _NUM_PIECES):
+            file.seek(size * piece // _NUM_PIECES)
+            digest.update(file.read(_PIECE_BYTES))
         file.seek(max(0, size - _SAMPLE_BYTES))
         digest.update(file.read(_SAMPLE_BYTES))
     return digest.hexdigest()

@@ -88,6 +88,19 @@ def test_parallel_starts_share_one_conversion(source, written, tmp_path):
     assert convert(other) != folders[0]
 
 
+def test_weights_that_differ_in_the_middle_of_a_file_only_are_other_weights(tmp_path, written):
+    """Of a model trained in some layers, written again to the same file."""
+    path = write_gguf(tmp_path / "model.gguf", rows=2**17, tokens=["a", "b"])
+    folder = convert(path)
+    data = bytearray(path.read_bytes())
+    begin, end = 3 * 2**20, 3 * 2**20 + 2**16
+    assert len(data) > end + 2**22
+    data[begin:end] = bytes(end - begin)
+    path.write_bytes(data)
+    assert convert(path) != folder
+    assert len(written) == 2
+
+
 def _cut(path: Path) -> None:
     path.write_bytes(path.read_bytes()[:-1])
 
