@@ -18,6 +18,7 @@ import numpy as np
 from llguidance import LLMatcher, LLParserLimits, LLTokenizer
 from tokenizers import Tokenizer
 
+from engine.deep_stack import deep_stack
 from engine.errors import GrammarError, first_line
 from engine.grammar import Grammar, Mask
 
@@ -48,7 +49,8 @@ class Grammars:
         """`text`: in llguidance's own form. The future raises GrammarError for what cannot be compiled, takes
         too long, or does not allow the known output.
         """
-        return self._thread.submit(self._prepare, text, known_token_ids)
+        with deep_stack():  # the first call starts the thread
+            return self._thread.submit(self._prepare, text, known_token_ids)
 
     def _prepare(self, text: str, known_token_ids: tuple[int, ...]) -> Grammar:
         matcher = self._first(text).copy()
@@ -84,7 +86,7 @@ class Grammars:
         return matcher
 
     def matcher(self, text: str) -> LLMatcher:
-        """Compiled anew; it never raises, but says that it is in error."""
+        """Compiled anew; it never raises, but says that it is in error. On a thread with a deep stack."""
         limits = LLParserLimits(max_lexer_states=_MAX_LEXER_STATES, verbose_errors=False)
         return LLMatcher(self._load_tokenizer(), text, limits=limits, log_level=0)
 

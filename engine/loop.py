@@ -9,6 +9,7 @@ from collections.abc import Callable
 from concurrent.futures import Future
 from typing import Generic, TypeVar
 
+from engine.deep_stack import deep_stack
 from engine.engine import Engine
 from engine.errors import EngineError
 from engine.request import StepResult
@@ -61,7 +62,8 @@ class EngineLoop:
         self._thread = threading.Thread(target=self._run, name="engine", daemon=True)
 
     def start(self) -> None:
-        self._thread.start()
+        with deep_stack():  # a grammar may be compiled again in a step
+            self._thread.start()
 
     def stop(self) -> None:
         """Ends the thread after the step in progress; calls not yet run fail. Idempotent."""

@@ -13,6 +13,7 @@ from llguidance import LLMatcher, LLParserLimits, LLTokenizer
 from pdserve.v1 import generation_pb2
 from pdserve.v1.errors import InvalidArgument, PdserveError, ResourceExhausted, Unimplemented
 from pdserve.v1.structured import grammar_text
+from router.text.deep_stack import deep_stack
 from router.text.model_folder import ModelFolder
 
 # CPU time; most take 1 to 20 ms.
@@ -47,7 +48,9 @@ class GrammarCheck:
             raise ResourceExhausted("too many new grammars at once", reason="QUEUE_FULL", retry_after_s=1.0)
         self._num_waiting += 1
         try:
-            error = await asyncio.get_running_loop().run_in_executor(self._thread, self._error_of, text)
+            with deep_stack():  # the first call starts the thread
+                asked = asyncio.get_running_loop().run_in_executor(self._thread, self._error_of, text)
+            error = await asked
         finally:
             self._num_waiting -= 1
         if error is not None:
