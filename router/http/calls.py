@@ -52,7 +52,7 @@ def completion_call(
     prompts = _prompts(asked.prompt)
     _check_prompts(prompts, max_prompts, max_tokens)
     _refuse_unserved(asked)
-    _refuse("echo", asked.echo)
+    _refuse("echo", bool(asked.echo))
     _refuse("suffix", bool(asked.suffix))
     _refuse("best_of", asked.best_of is not None and asked.best_of != (asked.n or 1))
     _refuse("prompt_embeds", asked.prompt_embeds is not None)
@@ -79,7 +79,7 @@ def chat_call(asked: ChatCompletionRequest, request_id: str) -> Call:
     _refuse("functions", bool(asked.functions) and asked.function_call != "none")
     _refuse("modalities", asked.modalities not in (None, ["text"]))
     _refuse("audio", asked.audio is not None)
-    _refuse("continue_final_message", asked.continue_final_message)
+    _refuse("continue_final_message", bool(asked.continue_final_message))
     _refuse("chat_template", asked.chat_template is not None)
     _refuse("chat_template_kwargs", bool(asked.chat_template_kwargs))
     if asked.top_logprobs is not None and not asked.logprobs:
@@ -89,7 +89,7 @@ def chat_call(asked: ChatCompletionRequest, request_id: str) -> Call:
     limit = asked.max_completion_tokens if has_newer_limit else asked.max_tokens
     constraint = structured_output(asked)
     message = _common(asked, request_id, constraint, limit, logprobs)
-    message.chat.add_generation_prompt = asked.add_generation_prompt
+    message.chat.add_generation_prompt = asked.add_generation_prompt is not False
     for each in asked.messages:
         _refuse("messages", bool(each.tool_calls), "tool calls")
         message.chat.messages.add(role=each.role, content=_text_of(each.content))
@@ -133,7 +133,7 @@ def _common(
 ) -> generation_pb2.GenerateRequest:
     message = generation_pb2.GenerateRequest(
         request_id=request_id,
-        model=asked.model,
+        model=asked.model or "",
         n=asked.n,
         sampling=generation_pb2.SamplingParams(
             temperature=asked.temperature,
@@ -153,8 +153,8 @@ def _common(
             min_tokens=asked.min_tokens or 0,
             stop=[asked.stop] if isinstance(asked.stop, str) else asked.stop,
             stop_token_ids=asked.stop_token_ids,
-            ignore_eos=asked.ignore_eos,
-            include_stop_in_output=asked.include_stop_str_in_output,
+            ignore_eos=bool(asked.ignore_eos),
+            include_stop_in_output=bool(asked.include_stop_str_in_output),
         ),
     )
     if logprobs is not None:
@@ -176,9 +176,9 @@ def _style(asked: SamplingFields, logprobs: int | None) -> Style:
     if asked.stream_options is not None and not asked.stream:
         raise InvalidArgument("stream_options: needs stream to be true")
     return Style(
-        stream=asked.stream,
-        include_usage=options.include_usage,
-        continuous_usage=options.include_usage and options.continuous_usage_stats,
+        stream=bool(asked.stream),
+        include_usage=bool(options.include_usage),
+        continuous_usage=bool(options.include_usage and options.continuous_usage_stats),
         logprobs=logprobs,
         token_ids=bool(asked.return_token_ids),
         tokens_as_ids=bool(asked.return_tokens_as_token_ids),
@@ -191,8 +191,8 @@ def _n(asked: SamplingFields) -> int:
 
 def _refuse_unserved(asked: SamplingFields) -> None:
     _refuse("prompt_logprobs", asked.prompt_logprobs is not None)
-    _refuse("skip_special_tokens", not asked.skip_special_tokens, "false")
-    _refuse("use_beam_search", asked.use_beam_search)
+    _refuse("skip_special_tokens", asked.skip_special_tokens is False, "false")
+    _refuse("use_beam_search", bool(asked.use_beam_search))
     _refuse("truncate_prompt_tokens", asked.truncate_prompt_tokens is not None)
     _refuse("bad_words", bool(asked.bad_words))
     _refuse("allowed_token_ids", asked.allowed_token_ids is not None)

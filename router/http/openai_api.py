@@ -125,7 +125,7 @@ class OpenAI:
         }
 
 
-def _request_id(request: Request, given: str) -> str:
+def _request_id(request: Request, given: str | None) -> str:
     return given or request.headers.get(REQUEST_ID_HEADER) or uuid.uuid4().hex
 
 

@@ -1,7 +1,8 @@
 """What a client may ask: OpenAI's fields and vLLM's extensions.
 
 Unknown keys are ignored, as OpenAI-compatible servers do. What is known and not served is refused by name:
-an answer that silently lacks what was asked for is worse than none.
+an answer that silently lacks what was asked for is worse than none. `null` is as good as left out, but for a
+text completion's `max_tokens`: many clients write every field down.
 """
 
 from __future__ import annotations
@@ -33,16 +34,16 @@ DEFAULT_COMPLETION_TOKENS = 16
 class StreamOptions(BaseModel):
     model_config = ConfigDict(extra="ignore", frozen=True)
 
-    include_usage: bool = False
+    include_usage: bool | None = False
     # vLLM's: the usage so far in every chunk.
-    continuous_usage_stats: bool = False
+    continuous_usage_stats: bool | None = False
 
 
 class SamplingFields(StructuredFields):
     """What both kinds of request have."""
 
-    model: Name = ""
-    stream: bool = False
+    model: Name | None = ""
+    stream: bool | None = False
     stream_options: StreamOptions | None = None
     n: Annotated[int, Field(ge=0, lt=2**32)] | None = None
     max_tokens: Int32 | None = None
@@ -55,21 +56,21 @@ class SamplingFields(StructuredFields):
     logit_bias: LogitBias | None = None
 
     # vLLM's extensions.
-    request_id: RequestId = ""
+    request_id: RequestId | None = ""
     top_k: Int32 | None = None
     min_p: float | None = None
     repetition_penalty: float | None = None
     min_tokens: Int32 | None = None
-    ignore_eos: bool = False
+    ignore_eos: bool | None = False
     stop_token_ids: StopTokenIds | None = None
-    include_stop_str_in_output: bool = False
+    include_stop_str_in_output: bool | None = False
     return_token_ids: bool | None = None
     return_tokens_as_token_ids: bool | None = None
 
     # Known, and not served.
     prompt_logprobs: int | None = None
-    skip_special_tokens: bool = True
-    use_beam_search: bool = False
+    skip_special_tokens: bool | None = True
+    use_beam_search: bool | None = False
     truncate_prompt_tokens: int | None = None
     bad_words: Items[str] | None = None
     allowed_token_ids: Items[int] | None = None
@@ -80,7 +81,7 @@ class CompletionRequest(SamplingFields):
     max_tokens: Int32 | None = DEFAULT_COMPLETION_TOKENS
     logprobs: Annotated[int, Field(ge=0, lt=2**32)] | None = None
 
-    echo: bool = False
+    echo: bool | None = False
     suffix: str | None = None
     best_of: int | None = None
     prompt_embeds: object = None
@@ -106,7 +107,7 @@ class ChatCompletionRequest(SamplingFields):
     max_completion_tokens: Int32 | None = None
     logprobs: bool | None = None
     top_logprobs: Annotated[int, Field(ge=0, lt=2**32)] | None = None
-    add_generation_prompt: bool = True
+    add_generation_prompt: bool | None = True
 
     tools: list[object] | None = None
     tool_choice: object = None
@@ -114,6 +115,6 @@ class ChatCompletionRequest(SamplingFields):
     function_call: object = None
     modalities: Items[str] | None = None
     audio: object = None
-    continue_final_message: bool = False
+    continue_final_message: bool | None = False
     chat_template: str | None = None
     chat_template_kwargs: dict[str, object] | None = None

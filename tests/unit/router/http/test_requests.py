@@ -95,6 +95,18 @@ def test_what_is_off_with_others_is_off_here() -> None:
     assert chat(tools=[], tool_choice="none", logprobs=False) == chat()
 
 
+def test_null_is_as_good_as_left_out() -> None:
+    def nulls(kind: type[CompletionRequest] | type[ChatCompletionRequest]) -> dict[str, object]:
+        fields = kind.model_fields.items()
+        return {info.alias or name: None for name, info in fields if not info.is_required()}
+
+    assert completion(**nulls(CompletionRequest)) == completion(max_tokens=None)
+    assert chat(**nulls(ChatCompletionRequest)) == chat()
+    options = {"include_usage": None, "continuous_usage_stats": None}
+    asked = CompletionRequest.model_validate({"prompt": "x", "stream": True, "stream_options": options})
+    assert not completion_call(asked, "r").style.include_usage
+
+
 def test_prompts_of_all_four_kinds() -> None:
     def kinds(prompt: object) -> list[str | list[int]]:
         call = completion_call(CompletionRequest.model_validate({"prompt": prompt}), "r")
