@@ -6,6 +6,7 @@ import asyncio
 import json
 from http import HTTPStatus
 
+import httptools
 from uvicorn._types import ASGI3Application
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
 
@@ -61,11 +62,40 @@ class BoundedProtocol(HttpToolsProtocol):
         if self._is_refused:
             return
         self._is_new = False
-        super().data_received(data)
+        self._unset_keepalive_if_required()
+        self._parse(data)
         if not self._is_new:
             self._num_fed += len(data)
         if self._num_fed - (1 + _MAX_FRAMING_RATIO) * self._num_body > MAX_HEAD_BYTES:
             self._refuse_head()
+
+    def _parse(self, data: bytes) -> None:
+        try:
+            self.parser.feed_data(data)
+        except httptools.HttpParserUpgrade as found:
+            self._go_on_as_before(data[found.args[0] :])
+        except httptools.HttpParserError:
+            self._refuse_garbage()
+
+    def _go_on_as_before(self, rest: bytes) -> None:
+        """Who offers another protocol (Java's client does, in every first request) is answered in this one.
+        The parser takes what follows for the other's, so a new one reads the request again, without it."""
+        if not self._is_offer():
+            self._refuse_garbage()
+            return
+        first = (self.parser.get_method(), self.url, b"HTTP/" + self.parser.get_http_version().encode())
+        fields = [b": ".join(field) for field in self.headers if field[0] != b"upgrade"]
+        self.parser = httptools.HttpRequestParser(self)
+        self.parser.set_dangerous_leniencies(lenient_data_after_close=True)
+        self._parse(b"\r\n".join((b" ".join(first), *fields, b"", rest)))
+
+    def _refuse_garbage(self) -> None:
+        self.logger.warning("Invalid HTTP request received.")
+        self.send_400_response("Invalid HTTP request received.")
+
+    def _is_offer(self) -> bool:
+        """Whether the request at hand comes again: a CONNECT is none, and would come for ever."""
+        return self.parser.should_upgrade() and self.parser.get_method() != b"CONNECT"
 
     def send_400_response(self, msg: str) -> None:
         if not self._is_refused:
@@ -87,6 +117,8 @@ class BoundedProtocol(HttpToolsProtocol):
         super().on_header(name, value)
 
     def on_headers_complete(self) -> None:
+        if self._is_offer():
+            return
         self._expect(None)
         super().on_headers_complete()
         if 0 < len(self.pipeline) <= _MAX_PIPELINED:
@@ -102,6 +134,8 @@ class BoundedProtocol(HttpToolsProtocol):
         super().on_body(body)
 
     def on_message_complete(self) -> None:
+        if self._is_offer():
+            return
         self._is_whole = True
         self._expect(None)
         super().on_message_complete()
