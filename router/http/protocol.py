@@ -22,6 +22,8 @@ HEAD_TIMEOUT_S = 30.0
 _LINGER_S = 30.0
 # A client that takes nothing for so long is gone.
 _STALL_S = 300.0
+# What an answer that is whole and waits may take on top of both: a large one goes over a slow line, too.
+_SLOWEST_BYTES_S = 1 << 14
 # The key in a request's state of what closes its connection at once, whatever was not sent yet.
 ABORT = "abort"
 
@@ -143,7 +145,7 @@ class BoundedProtocol(HttpToolsProtocol):
     def on_response_complete(self) -> None:
         super().on_response_complete()
         if not self._is_whole or self.transport.is_closing():
-            self._expect(_LINGER_S)
+            self._expect(_LINGER_S + self._time_of_the_rest_s())
 
     def timeout_keep_alive_handler(self) -> None:
         super().timeout_keep_alive_handler()
@@ -152,11 +154,14 @@ class BoundedProtocol(HttpToolsProtocol):
     def pause_writing(self) -> None:
         super().pause_writing()
         _cancel(self._writing)
-        self._writing = self.loop.call_later(_STALL_S, self.transport.abort)
+        self._writing = self.loop.call_later(_STALL_S + self._time_of_the_rest_s(), self.transport.abort)
 
     def resume_writing(self) -> None:
         super().resume_writing()
         _cancel(self._writing)
+
+    def _time_of_the_rest_s(self) -> float:
+        return self.transport.get_write_buffer_size() / _SLOWEST_BYTES_S
 
     def _expect(self, seconds: float | None) -> None:
         """That the client goes on within so long. None: it owes nothing."""
