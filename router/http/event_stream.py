@@ -61,14 +61,20 @@ class EventStream(Response):
             if not self._has_begun:
                 raise
             last = error_body(as_internal(error))
+        if last is None:
+            # It is all on its way; the connection ends a client that takes nothing.
+            await self._end(send)
+            return
         try:
-            await asyncio.wait_for(self._end(send, last), _LAST_WORDS_S)
+            await asyncio.wait_for(self._complain(send, last), _LAST_WORDS_S)
         except asyncio.TimeoutError:
             await hang_up(self._request)
 
-    async def _end(self, send: Send, last: dict[str, object] | None) -> None:
-        if last is not None:
-            await self._say(send, last)
+    async def _complain(self, send: Send, error: dict[str, object]) -> None:
+        await self._say(send, error)
+        await self._end(send)
+
+    async def _end(self, send: Send) -> None:
         await send({"type": "http.response.body", "body": b"", "more_body": False})
 
     async def _stream(self, send: Send) -> None:
