@@ -65,7 +65,8 @@ def _entries(path: Path) -> list[object]:
         if text.lstrip().startswith("["):
             loaded: list[object] = json.loads(text)
             return loaded
-        return [json.loads(line) for line in text.splitlines() if line.strip()]
+        # Texts may hold what else ends a line for Python, U+2028 for one.
+        return [json.loads(line) for line in text.split("\n") if line.strip()]
     except (OSError, ValueError) as error:
         raise BenchError(f"{path} cannot be read: {error}") from error
 

@@ -181,6 +181,14 @@ def test_a_file_without_dialogues_is_told(tmp_path: Path) -> None:
         read_dialogues(file)
 
 
+def test_separators_of_lines_within_a_text_end_no_dialogue(tmp_path: Path) -> None:
+    texts = "One\u2028two\x85three?", "Yes\u2029."
+    turns = [{"from": who, "value": text} for who, text in zip(("human", "gpt"), texts, strict=True)]
+    file = tmp_path / "dialogues.jsonl"
+    file.write_text(2 * (json.dumps({"conversations": turns}, ensure_ascii=False) + "\r\n"), newline="")
+    assert read_dialogues(file, count_tokens=len) == [Dialogue(texts[0], 5)] * 2
+
+
 def test_no_dialogue_is_sent_twice() -> None:
     dialogues = [Dialogue(str(index), 5 + index) for index in range(4)]
     for num_requests in (None, 4):
