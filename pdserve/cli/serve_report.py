@@ -66,12 +66,17 @@ def _run_object(result: RunResult, with_requests: bool) -> dict[str, object]:
 
 def _workload_object(workload: Workload) -> dict[str, object]:
     """JSON has no infinity: a rate of None is all at once."""
+    scaling = workload.scaling
     return {
         "name": workload.name,
-        "rate": workload.rate if math.isfinite(workload.rate) else None,
+        "rate": _finite(workload.rate),
         "time_factor": workload.time_factor,
-        "scaling": None if workload.scaling is None else asdict(workload.scaling),
+        "scaling": None if scaling is None else asdict(scaling) | {"trace_rate": _finite(scaling.trace_rate)},
     }
+
+
+def _finite(rate: float) -> float | None:
+    return rate if math.isfinite(rate) else None
 
 
 def _request_object(record: RequestRecord) -> dict[str, object]:

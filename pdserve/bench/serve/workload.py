@@ -57,8 +57,10 @@ class Workload:
 
     @property
     def time_factor(self) -> float | None:
-        """A trace's seconds times this are the run's."""
-        return None if self.scaling is None else self.scaling.trace_rate / self.rate
+        """A trace's seconds times this are the run's. None: it is no trace, or all of it comes at once."""
+        if self.scaling is None or math.isinf(self.scaling.trace_rate):
+            return None
+        return self.scaling.trace_rate / self.rate
 
     def at_rate(self, rate: float) -> Workload:
         """The same requests with all gaps stretched by one factor. Raises BenchError."""

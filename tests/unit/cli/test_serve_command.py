@@ -154,3 +154,13 @@ def test_json_is_plain_and_has_requests_where_asked() -> None:
     first, second = whole["runs"][0]["requests"]
     assert (first["arrivals_s"], first["ttft_s"]) == ([0.1, 0.2], 0.1)
     assert (second["failure"]["code"], second["ttft_s"]) == ("X", None)
+
+
+def test_a_trace_that_comes_all_at_once_is_json_too(capsys: pytest.CaptureFixture[str]) -> None:
+    rows = (TraceRow(0.0, 8, 4, None), TraceRow(0.0, 8, 4, None))
+    workload = trace_workload(Trace("made.csv", rows), vocab_size=100)
+    records = (record([0.1]), record([0.2]))
+    made = report(RunResult(workload, records, summarize(records), None, 0.0))
+    told = json.loads(json.dumps(serve_report.as_object(made), allow_nan=False))["runs"][0]["workload"]
+    assert (told["rate"], told["time_factor"], told["scaling"]["trace_rate"]) == (None, None, None)
+    assert "made.csv: 2 requests, all at once\n" in shown(made, capsys)
