@@ -56,6 +56,7 @@ def completion_call(
     _refuse("suffix", bool(asked.suffix))
     _refuse("best_of", asked.best_of is not None and asked.best_of != (asked.n or 1))
     _refuse("prompt_embeds", asked.prompt_embeds is not None)
+    _refuse("add_special_tokens", asked.add_special_tokens is False, "false")
     constraint = structured_output(asked)
     common = _common(asked, request_id, constraint, asked.max_tokens, asked.logprobs)
     messages = []
@@ -80,6 +81,9 @@ def chat_call(asked: ChatCompletionRequest, request_id: str) -> Call:
     _refuse("modalities", asked.modalities not in (None, ["text"]))
     _refuse("audio", asked.audio is not None)
     _refuse("continue_final_message", bool(asked.continue_final_message))
+    _refuse("echo", bool(asked.echo))
+    _refuse("add_special_tokens", bool(asked.add_special_tokens), "true")
+    _refuse("documents", asked.documents is not None)
     _refuse("chat_template", asked.chat_template is not None)
     _refuse("chat_template_kwargs", bool(asked.chat_template_kwargs))
     if asked.top_logprobs is not None and not asked.logprobs:
@@ -196,6 +200,8 @@ def _refuse_unserved(asked: SamplingFields) -> None:
     _refuse("truncate_prompt_tokens", asked.truncate_prompt_tokens is not None)
     _refuse("bad_words", bool(asked.bad_words))
     _refuse("allowed_token_ids", asked.allowed_token_ids is not None)
+    _refuse("cache_salt", asked.cache_salt is not None)
+    _refuse("logits_processors", asked.logits_processors is not None)
 
 
 def _refuse(field: str, is_asked: bool, what: str = "") -> None:

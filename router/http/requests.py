@@ -74,6 +74,9 @@ class SamplingFields(StructuredFields):
     truncate_prompt_tokens: int | None = None
     bad_words: Items[str] | None = None
     allowed_token_ids: Items[int] | None = None
+    # Keeps others from finding out by its speed what is in the prefix cache.
+    cache_salt: object = None
+    logits_processors: object = None
 
 
 class CompletionRequest(SamplingFields):
@@ -85,6 +88,7 @@ class CompletionRequest(SamplingFields):
     suffix: str | None = None
     best_of: int | None = None
     prompt_embeds: object = None
+    add_special_tokens: bool | None = True
 
 
 class ContentPart(BaseModel):
@@ -116,5 +120,9 @@ class ChatCompletionRequest(SamplingFields):
     modalities: Items[str] | None = None
     audio: object = None
     continue_final_message: bool | None = False
+    # vLLM's: the last message before the answer.
+    echo: bool | None = False
+    add_special_tokens: bool | None = False
+    documents: object = None
     chat_template: str | None = None
     chat_template_kwargs: dict[str, object] | None = None

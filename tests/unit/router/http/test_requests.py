@@ -144,6 +144,11 @@ UNSERVED: dict[str, dict[str, object]] = {
     "truncate_prompt_tokens": {"truncate_prompt_tokens": 5},
     "bad_words": {"bad_words": ["x"]},
     "allowed_token_ids": {"allowed_token_ids": [1]},
+    "cache_salt": {"cache_salt": "secret"},
+    "logits_processors": {"logits_processors": ["x"]},
+    "echo": {"echo": True},
+    "add_special_tokens": {"add_special_tokens": True},
+    "documents": {"documents": [{"title": "t", "text": "x"}]},
 }
 
 
@@ -153,7 +158,10 @@ def test_what_is_known_and_not_served_is_refused_by_name(field: str) -> None:
         chat(**UNSERVED[field])
 
 
-@pytest.mark.parametrize("fields", [{"echo": True}, {"suffix": "x"}, {"best_of": 2}, {"prompt_embeds": "x"}])
+@pytest.mark.parametrize(
+    "fields",
+    [{"echo": True}, {"suffix": "x"}, {"best_of": 2}, {"prompt_embeds": "x"}, {"add_special_tokens": False}],
+)
 def test_so_is_a_completions_own(fields: dict[str, object]) -> None:
     with pytest.raises(Unimplemented, match=f"^{next(iter(fields))}: "):
         completion(**fields)
