@@ -98,7 +98,7 @@ class Intake:
         text = StopText(tuple(stop.stop), stop.min_tokens, stop.include_stop_in_output)
         return Request(
             plan=plan,
-            transcript=Transcript(self._codec.detokenizer(), text),
+            transcript=Transcript(self._codec.detokenizer(plan.prompt_token_ids), text),
             timeline=timeline,
             deadline=deadline,
             retry_budget=self._config.retry_budget,

@@ -1,6 +1,7 @@
 """Token ids to text, token by token. Never half a character; the pieces join to the decoding of all ids.
 
-Only output tokens go in: a prompt that ends inside a character leaves nothing of itself in the output.
+Only output tokens come out: a prompt that ends inside a character leaves nothing of itself in the output. But
+that there is a prompt matters to decoders that take the space from a text's first word.
 `WindowDetokenizer` works with every decoder; `ByteLevelDetokenizer` does the same for byte-level
 vocabularies without decoding anything twice (a test compares them).
 """
@@ -8,12 +9,15 @@ vocabularies without decoding anything twice (a test compares them).
 from __future__ import annotations
 
 import codecs
+from collections.abc import Sequence
 from functools import lru_cache
 from typing import Protocol
 
 from tokenizers import Tokenizer
 
 REPLACEMENT = "\N{REPLACEMENT CHARACTER}"
+# A character's bytes, one token each.
+_MAX_BEFORE = 4
 
 
 class Detokenizer(Protocol):
@@ -33,11 +37,11 @@ class WindowDetokenizer:
     strip a space). Source: the prefix and read offsets of text-generation-inference.
     """
 
-    def __init__(self, tokenizer: Tokenizer) -> None:
+    def __init__(self, tokenizer: Tokenizer, prompt: Sequence[int] = ()) -> None:
         self._tokenizer = tokenizer
-        self._ids: list[int] = []
-        self._begin = 0  # of the window
-        self._read = 0  # ids before this one have gone out as text
+        self._ids = list(prompt[-_MAX_BEFORE:])
+        self._begin = self._beginning()  # of the window
+        self._read = len(self._ids)  # ids before this one have gone out as text, or are the prompt's
 
     def push(self, token_id: int) -> str:
         self._ids.append(token_id)
@@ -51,6 +55,14 @@ class WindowDetokenizer:
         old, new = self._decode(self._begin, self._read), self._decode(self._begin, len(self._ids))
         self._begin = self._read = len(self._ids)
         return new[len(old) :]
+
+    def _beginning(self) -> int:
+        """Where the fewest last ids of a prompt begin that are text, and whole; else behind them."""
+        for begin in reversed(range(len(self._ids))):
+            text = self._decode(begin, len(self._ids))
+            if text and REPLACEMENT not in text:
+                return begin
+        return len(self._ids)
 
     def _decode(self, begin: int, end: int) -> str:
         return self._tokenizer.decode(self._ids[begin:end], skip_special_tokens=True) if end > begin else ""

@@ -50,10 +50,11 @@ class TextCodec:
         """One token's own; empty for an id that no token has."""
         return self._token_bytes.bytes_of(token_id)
 
-    def detokenizer(self) -> Detokenizer:
+    def detokenizer(self, prompt: Sequence[int]) -> Detokenizer:
+        """For what follows the prompt, which is in token ids."""
         if self._bytes is not None:
             return ByteLevelDetokenizer(self._bytes)
-        return WindowDetokenizer(self._tokenizer)
+        return WindowDetokenizer(self._tokenizer, prompt)
 
     async def encode_text(self, text: str) -> tuple[int, ...]:
         return await self._run(len(text), lambda: self._encode(text, add_special_tokens=True))

@@ -80,9 +80,11 @@ def test_output_that_begins_inside_a_character_shows_nothing_of_the_prompt(token
         assert "".join(pieces_of(detokenizer, output)) == tokenizer.decode(output)
 
 
-def test_a_vocabulary_of_word_pieces_keeps_its_spaces() -> None:
-    words = ["▁The", "▁cat", "s", "▁sat", "<0xE6>", "<0xBC>", "<0xA2>"]
-    tokenizer = Tokenizer(models.BPE({word: index for index, word in enumerate(words)}, []))
+WORDS = ["▁The", "▁cat", "s", "▁sat", "<0xE6>", "<0xBC>", "<0xA2>", "▁"]
+
+
+def of_word_pieces() -> Tokenizer:
+    tokenizer = Tokenizer(models.BPE({word: index for index, word in enumerate(WORDS)}, []))
     tokenizer.decoder = decoders.Sequence(
         [
             decoders.Replace("▁", " "),
@@ -91,8 +93,12 @@ def test_a_vocabulary_of_word_pieces_keeps_its_spaces() -> None:
             decoders.Strip(content=" ", left=1, right=0),
         ]
     )
+    return tokenizer
+
+
+def test_a_vocabulary_of_word_pieces_keeps_its_spaces() -> None:
     ids = [0, 1, 2, 3, 4, 5, 6, 1]
-    assert pieces_of(WindowDetokenizer(tokenizer), ids) == [
+    assert pieces_of(WindowDetokenizer(of_word_pieces()), ids) == [
         "The",
         " cat",
         "s",
@@ -103,3 +109,26 @@ def test_a_vocabulary_of_word_pieces_keeps_its_spaces() -> None:
         " cat",
         "",
     ]
+
+
+@pytest.mark.parametrize(
+    ("prompt", "ids", "text"),
+    [
+        ([0], [1, 2], " cats"),
+        ([0, 1], [2, 3], "s sat"),
+        ([0, 4, 5, 6], [3], " sat"),
+        ([7], [1], "cat"),
+        ([0, 7], [1], " cat"),
+        ([], [1], "cat"),
+    ],
+    ids=["a word", "the end of one", "behind bytes", "after nothing", "after a space", "no prompt"],
+)
+def test_the_first_word_keeps_the_space_between_it_and_the_prompt(
+    prompt: list[int], ids: list[int], text: str
+) -> None:
+    assert "".join(pieces_of(WindowDetokenizer(of_word_pieces(), prompt), ids)) == text
+
+
+def test_half_a_character_at_a_prompts_end_is_no_part_of_the_output() -> None:
+    tokenizer = of_word_pieces()
+    assert "".join(pieces_of(WindowDetokenizer(tokenizer, [0, 4, 5]), [6, 1])) == tokenizer.decode([6, 1])
