@@ -68,6 +68,7 @@ app.add_typer(bench.app)
 def run() -> None:
     try:
         app()
-    except (BenchError, ClusterError, ConfigError, PdserveError) as error:
+    # Of the system's own, a disk that is full where stdout goes to: no mistake of ours that needs its stack.
+    except (BenchError, ClusterError, ConfigError, PdserveError, OSError) as error:
         error_line(error)
         sys.exit(1)

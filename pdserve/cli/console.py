@@ -11,16 +11,17 @@ from pdserve.v1.errors import Unauthenticated, Unavailable
 
 # The exit code after Ctrl-C, as shells give it: 128 + SIGINT.
 INTERRUPTED = 130
-# A file or a pipe has no width that a table would have to fit in.
-_PIPE_WIDTH = None if sys.stdout.isatty() else 200
+# A file or a pipe has no width that a table would have to fit in. Where stdout is closed there is none.
+_PIPE_WIDTH = None if sys.stdout is not None and sys.stdout.isatty() else 200
 out = Console(highlight=False, soft_wrap=True, width=_PIPE_WIDTH)
 err = Console(stderr=True, highlight=False, soft_wrap=True)
 
 
 def write(text: str) -> None:
     """An answer's text as it comes, untouched."""
-    sys.stdout.write(text)
-    sys.stdout.flush()
+    if sys.stdout is not None:
+        sys.stdout.write(text)
+        sys.stdout.flush()
 
 
 def left_behind(name: str) -> str:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import importlib.abc
 import os
+import shlex
+import subprocess
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
@@ -283,3 +285,15 @@ def test_an_interpreter_for_vllm_that_cannot_be_run_is_wrong_usage_before_a_mode
     done = run("bench", "engine", "--model", str(tmp_path / "none"), "--vllm-python", str(path))
     assert done.exit_code == 2
     assert f"there is no program {path}" in done.output.replace("\n", "")
+
+
+@pytest.mark.parametrize(
+    ("redirection", "code", "told"),
+    [(">&-", 0, "the key"), (">/dev/full", 1, "error: [Errno 28] No space left on device")],
+    ids=["closed", "full"],
+)
+def test_a_stdout_that_takes_nothing_ends_without_a_traceback(redirection: str, code: int, told: str) -> None:
+    command = f"{shlex.quote(sys.executable)} -m pdserve.cli.main key new alice {redirection}"
+    ended = subprocess.run(command, shell=True, stderr=subprocess.PIPE, text=True, timeout=100)
+    assert (ended.returncode, "Traceback" in ended.stderr) == (code, False)
+    assert told in ended.stderr
