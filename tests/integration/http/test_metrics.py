@@ -28,7 +28,12 @@ async def cluster(model_dir: Path) -> AsyncIterator[Cluster]:
 
 async def test_a_request_is_measured_where_its_client_stands(cluster: Cluster) -> None:
     cluster.d.step_s = 0.02
-    answer = await cluster.client.generate([1, 2, 3, 4, 5], max_tokens=10, seed=7)
+    cluster.p.hold_token.clear()
+    asked = asyncio.ensure_future(cluster.client.generate([1, 2, 3, 4, 5], max_tokens=10, seed=7))
+    await until(lambda: cluster.p.num_prefills == 1)
+    await asyncio.sleep(0.01)  # the worker says that it was in its queue for a millisecond
+    cluster.p.hold_token.set()
+    answer = await asked
     seen = await scrape(cluster.server.http_address)
     for name in (
         "time_to_first_token_seconds",
