@@ -39,6 +39,8 @@ logger = logging.getLogger(__name__)
 
 # nginx's: the client closed the connection. Nobody but a log sees it.
 CLIENT_CLOSED_REQUEST = 499
+# The key in a request's state of headers that its answer has, whatever it is.
+HEADERS = "answer_headers"
 # Where an error says nothing better.
 _RETRY_AFTER_S = 1.0
 
@@ -113,7 +115,10 @@ def as_internal(error: Exception) -> Internal:
 
 
 async def _answer_ours(request: Request, error: Exception) -> Response:
-    return error_response(error if isinstance(error, PdserveError) else as_internal(error))
+    response = error_response(error if isinstance(error, PdserveError) else as_internal(error))
+    headers: dict[str, str] = getattr(request.state, HEADERS, {})
+    response.headers.update(headers)
+    return response
 
 
 async def _answer_http(request: Request, error: Exception) -> Response:

@@ -20,6 +20,7 @@ from router.http.calls import Call, chat_call, completion_call
 from router.http.chat import ChatShape
 from router.http.completions import CompletionShape
 from router.http.connections import Connection
+from router.http.errors import HEADERS
 from router.http.event_stream import EventStream
 from router.http.requests import ChatCompletionRequest, CompletionRequest
 from router.http.shape import Shape
@@ -126,7 +127,9 @@ class OpenAI:
 
 
 def _request_id(request: Request, given: str | None) -> str:
-    return given or request.headers.get(REQUEST_ID_HEADER) or uuid.uuid4().hex
+    request_id = given or request.headers.get(REQUEST_ID_HEADER) or uuid.uuid4().hex
+    setattr(request.state, HEADERS, _headers(request_id))
+    return request_id
 
 
 def _caller(request: Request) -> TraceContext | None:

@@ -332,6 +332,11 @@ async def test_a_request_id_is_echoed_and_names_the_answer(cluster: Cluster) -> 
     answer = await post(address_of(cluster), "/v1/completions", body, {"x-request-id": "mine-7"})
     assert answer.headers["x-request-id"] == "mine-7"
     assert answer.json["id"] == "cmpl-mine-7"
+    for refused in (b'{"prompt": [1], "n": 17}', b'{"prompt": [1], "n": 17, "stream": true}'):
+        answer = await post(address_of(cluster), "/v1/completions", refused, {"x-request-id": "mine-8"})
+        assert (answer.status, answer.headers["x-request-id"]) == (400, "mine-8")
+        answer = await post(address_of(cluster), "/v1/completions", refused)
+        assert len(answer.headers["x-request-id"]) == 32
     odd = json.dumps({"prompt": [1], "max_tokens": 2, "request_id": "a\r\nb: c"}).encode()
     answer = await post(address_of(cluster), "/v1/completions", odd)
     assert answer.status == 200
