@@ -85,14 +85,14 @@ class Sequences:
             admission = self._admit(key, router_id, request, mode, record)
             try:
                 admission.grant(await run_on_engine(self._loop, lambda engine: self._take(engine, admission)))
-            except asyncio.CancelledError:  # what it takes all the same is given back
-                self._drop(admission)
-                raise
             except (EngineError, PdserveError) as error:
                 # The engine took nothing, and the router may ask again with the same key.
                 refusal = typed(error) if isinstance(error, EngineError) else error
                 self._admissions.remove(admission, refusal)
                 admission.refuse(error)
+                raise
+            except BaseException:  # a cancel mostly: what it takes all the same is given back
+                self._drop(admission)
                 raise
             self._lease_added.set()
         elif admission.router_id != router_id:
