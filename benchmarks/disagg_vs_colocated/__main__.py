@@ -107,7 +107,11 @@ def _parser() -> argparse.ArgumentParser:
     add = parser.add_argument
     add("--output", type=Path, default=Path("disagg-vs-colocated.json"), help="(default: %(default)s)")
     add("--parts", type=_several(Part), default=tuple(Part), help="of unloaded,interference,goodput")
-    add("--systems", type=_several(System), help="of 1p1d,colocated,vllm (default: all there are)")
+    add(
+        "--systems",
+        type=_several(System),
+        help="of 1p1d,1p1d-sharing,colocated,vllm (default: all but the second)",
+    )
     add("--orders", type=_several(QueueOrder), default=tuple(QueueOrder), help="of fcfs,shortest")
     add("--trace", type=Path, help="Azure's conversation trace (default: one is drawn that is like it)")
     add("--rates", type=_numbers(float), help="requests a second (default: six around the ideal's goodput)")

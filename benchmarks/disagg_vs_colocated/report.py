@@ -19,7 +19,12 @@ from benchmarks.disagg_vs_colocated.trace_load import TraceLoad
 from pdserve.bench.serve.sweep import Crossing
 from router.config import QueueOrder
 
-TITLES = {System.DISAGGREGATED: "1P1D", System.COLOCATED: "two colocated", System.VLLM: "two vLLM"}
+TITLES = {
+    System.DISAGGREGATED: "1P1D",
+    System.SHARING: "1P1D, P on both cores",
+    System.COLOCATED: "two colocated",
+    System.VLLM: "two vLLM",
+}
 _NONE = "-"
 
 

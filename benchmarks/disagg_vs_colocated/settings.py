@@ -33,6 +33,8 @@ class Part(Enum):
 
 class System(Enum):
     DISAGGREGATED = "1p1d"
+    # The prefill worker has a thread for each core, and what the decode worker leaves of its own.
+    SHARING = "1p1d-sharing"
     COLOCATED = "colocated"
     VLLM = "vllm"
 

@@ -68,22 +68,27 @@ def _config(system: System, order: QueueOrder) -> Mapping[str, object]:
             "max_queued_requests": 1000,
         },
         "pools": {
-            System.DISAGGREGATED: {
-                "prefill": _pool(1, _PREFILL_KV_MIB),
-                "decode": _pool(1, _KV_MIB - _PREFILL_KV_MIB),
-            },
+            System.DISAGGREGATED: _one_each(prefill_threads=1),
+            System.SHARING: _one_each(prefill_threads=2),
             System.COLOCATED: {"colocated": _pool(2, _KV_MIB // 2)},
         }[system],
     }
 
 
-def _pool(replicas: int, kv_mib: int) -> Mapping[str, object]:
+def _one_each(prefill_threads: int) -> Mapping[str, object]:
+    return {
+        "prefill": _pool(1, _PREFILL_KV_MIB, prefill_threads),
+        "decode": _pool(1, _KV_MIB - _PREFILL_KV_MIB),
+    }
+
+
+def _pool(replicas: int, kv_mib: int, threads: int = 1) -> Mapping[str, object]:
     engine = {
         "kv_cache": f"{kv_mib}MiB",
         "max_num_batched_tokens": CHUNK_TOKENS,
         "max_num_seqs": MAX_NUM_SEQS,
     }
-    return {"replicas": replicas, "threads": 1, "engine": engine}
+    return {"replicas": replicas, "threads": threads, "engine": engine}
 
 
 @asynccontextmanager
