@@ -21,6 +21,7 @@ from pdserve.bench.errors import BenchError
 
 _PDSERVE = (sys.executable, "-m", "pdserve.cli.main")
 _HOST = "127.0.0.1"
+_MAX_NAME = 32
 
 
 @contextmanager
@@ -28,7 +29,7 @@ def own_cluster(part: str, config: Mapping[str, object], say: Callable[[str], No
     """Yields the router's address; `config` lacks the name, and its router the address. Ends it all,
     whatever happens. Raises BenchError where it does not start.
     """
-    name = f"bench-{part}-{os.getpid()}"
+    name = cluster_name(part)
     address = f"{_HOST}:{free_port()}"
     router = config.get("router")
     whole = {
@@ -47,6 +48,11 @@ def own_cluster(part: str, config: Mapping[str, object], say: Callable[[str], No
         record = read_record(name)
         if record is not None:
             ending.down(record, say)
+
+
+def cluster_name(part: str) -> str:
+    """One that the configuration allows, however long the part's; no other process has it."""
+    return f"bench-{os.getpid()}-{part}"[:_MAX_NAME].rstrip("-")
 
 
 def _up(file: Path) -> None:

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks.disagg_vs_colocated import goodput, interference, phase_rates, unloaded
+from benchmarks.disagg_vs_colocated import goodput, interference, phase_rates, systems, unloaded
 from benchmarks.disagg_vs_colocated.__main__ import _parser, _wanted, main, setting
 from benchmarks.disagg_vs_colocated.comparing import _num_points, _points, _visits
 from benchmarks.disagg_vs_colocated.machine import note_run
@@ -19,6 +19,8 @@ from benchmarks.disagg_vs_colocated.round_robin import RoundRobin
 from benchmarks.disagg_vs_colocated.settings import QUICK, SLOS, System
 from benchmarks.disagg_vs_colocated.stream_figures import gaps_within, loaded_figures
 from benchmarks.disagg_vs_colocated.trace_load import TraceLoad
+from cluster.config import ClusterConfig
+from pdserve.bench import own_cluster
 from pdserve.bench.errors import BenchError
 from pdserve.bench.serve.client import Answer, Served
 from pdserve.bench.serve.records import Failure
@@ -153,6 +155,17 @@ def test_the_ideal_is_asked_for_the_same_as_the_systems() -> None:
     load = TraceLoad(_wanted(_parser().parse_args(["--quick", "--cores", "0,1"])))
     real, outlined = load.at(0.7, 1000, seed=3).requests, load.outlined(0.7)
     assert [replace(each, prompt=()) for each in real] == list(outlined)
+
+
+@pytest.mark.parametrize("system", [each for each in System if each is not System.VLLM])
+@pytest.mark.parametrize("order", list(QueueOrder))
+def test_every_cluster_that_is_compared_is_one_that_starts(
+    system: System, order: QueueOrder, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(own_cluster.os, "getpid", lambda: 4194303)  # Linux has no larger one
+    name = own_cluster.cluster_name(f"{system.value}-{order.value}")
+    config = ClusterConfig.model_validate({**systems._config(system, order), "name": name})
+    assert "4194303" in config.name
 
 
 def test_every_system_is_visited_once_for_each_seed_and_measured_unloaded_once() -> None:
