@@ -77,6 +77,11 @@ class EngineConfig(BaseModel):
     max_num_seqs: int = Field(default=64, gt=0)
     # Tokens that one step computes at most.
     max_num_batched_tokens: int = Field(default=512, gt=0)
+    # Whose prompt goes on in the next step. shortest: the one with the fewest tokens left that no cache has,
+    # also before one that is half computed.
+    prefill_order: Literal["fcfs", "shortest"] = "fcfs"
+    # Of shortest: a prompt counts for less the longer it waits, and for nothing from here on.
+    prefill_aging_s: float = Field(default=30.0, gt=0, allow_inf_nan=False)
     # None: the model's.
     max_model_len: int | None = Field(default=None, gt=0)
     enable_prefix_caching: bool = True

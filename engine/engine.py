@@ -24,6 +24,7 @@ from engine.layer_watch import MIN_GROUP_BYTES, LayerListener, LayerWatch, watch
 from engine.limits import check_fits, check_named_ids, engine_limits
 from engine.loading import LoadedModel, load_model
 from engine.native.sampling import native_draw
+from engine.prefill_order import ShortestFirst
 from engine.prefix import root_hash
 from engine.progress import Progress
 from engine.request import (
@@ -83,6 +84,7 @@ class Engine:
             self._reservations,
             root_hash(self.layout.model_fingerprint) if config.enable_prefix_caching else None,
             speculator,
+            ShortestFirst(config.prefill_aging_s) if config.prefill_order == "shortest" else None,
         )
         self.progress = Progress()
         self._runner = ModelRunner(model, self.pool, self.progress)
@@ -185,16 +187,16 @@ class Engine:
         """Computes one batch. A sequence that breaks says so in its output; what raises here is a bug."""
         began_at_s = time.monotonic()
         chunks = self._scheduler.schedule()
-        for chunk in chunks:
-            if chunk.sequence.began_at_s is None:
-                chunk.sequence.began_at_s = began_at_s
         try:
             sampled = self._compute(chunks)
         except Exception as error:  # the model's own code: its sequences fail, others go on
             log.exception("a step of %d sequences failed", len(chunks))
             outputs = [self._fail(chunk.sequence, f"the model failed: {error}") for chunk in chunks]
         else:
-            outputs = [self._apply(chunk, draws) for chunk, draws in zip(chunks, sampled, strict=True)]
+            step_s = time.monotonic() - began_at_s
+            outputs = [
+                self._apply(chunk, draws, step_s) for chunk, draws in zip(chunks, sampled, strict=True)
+            ]
         return StepResult(tuple(outputs), (time.monotonic() - began_at_s) * 1000)
 
     def snapshot(self) -> EngineLoad:
@@ -251,7 +253,7 @@ class Engine:
             return None
         return watch_ends(self._layer_listener, chunks, self.layout, self._min_group_bytes)
 
-    def _apply(self, chunk: Chunk, draws: Sequence[Sampled]) -> SequenceOutput:
+    def _apply(self, chunk: Chunk, draws: Sequence[Sampled], step_s: float) -> SequenceOutput:
         sequence = chunk.sequence
         if draws and draws[0].token_id is None:
             complaint = None if sequence.matcher is None else sequence.matcher.error
@@ -259,6 +261,7 @@ class Engine:
                 return self._fail(sequence, complaint, is_refused=True)
             return self._fail(sequence, "the model gave no finite score")
         is_first = sequence.num_new_tokens == 0
+        sequence.prefill_s += step_s if is_first else 0.0
         tokens, reason = take_draws(chunk, draws, self.model.eos_token_ids)
         # The last token is new. Drafts that were wrong lie behind it, and are overwritten.
         sequence.num_computed_tokens = num_computed = chunk.end + max(0, len(tokens) - 1)
@@ -316,9 +319,9 @@ class Engine:
 
 
 def _prefill_report(sequence: LiveSequence) -> PrefillReport:
-    began_at_s = sequence.began_at_s or sequence.accepted_at_s
+    here_s = time.monotonic() - sequence.accepted_at_s
     return PrefillReport(
         cached_tokens=sequence.num_cached_tokens or 0,
-        queue_ms=(began_at_s - sequence.accepted_at_s) * 1000,
-        prefill_ms=(time.monotonic() - began_at_s) * 1000,
+        queue_ms=max(0.0, here_s - sequence.prefill_s) * 1000,
+        prefill_ms=sequence.prefill_s * 1000,
     )

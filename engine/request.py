@@ -55,8 +55,8 @@ class PrefillReport:
     """How a sequence's first new token came about."""
 
     cached_tokens: int  # prompt tokens found in the prefix cache
-    queue_ms: float  # accepted → first chunk begun
-    prefill_ms: float  # first chunk begun → first token sampled
+    queue_ms: float  # accepted → first token sampled, less prefill_ms: also while others went first
+    prefill_ms: float  # of the steps that computed some of it
 
 
 class SequenceOutput(NamedTuple):

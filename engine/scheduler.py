@@ -1,11 +1,13 @@
 """Which sequences compute what in the next step: pure bookkeeping over the block manager.
 
 Order: running sequences that decode, running ones that catch up, preempted ones, new ones first come
-first served; all by arrival; then drafts for those that decode, from what is left of everything. A sequence
-gets the blocks of all its tokens when it starts, so only decoding takes blocks later, and those that only
-drafts need go back after the step. A start leaves one growth block for each running or reserved sequence that
-will still grow. When growth finds no block, the youngest sequence is preempted: it gives its blocks
-back, and later computes its tokens again (most of them, usually, a prefix hit).
+first served; all by arrival. (With `ShortestFirst`, behind those that decode: preempted ones start, then
+running and new ones go by what is left of their prompts.) Then drafts for those that decode, from what is
+left of everything. A sequence gets the blocks of all its tokens when it starts, so only decoding takes blocks
+later, and those that only drafts need go back after the step. A start leaves one growth block for each
+running or reserved sequence that will still grow. When growth finds no block, the youngest sequence is
+preempted: it gives its blocks back, and later computes its tokens again (most of them, usually, a prefix
+hit).
 """
 
 from __future__ import annotations
@@ -19,6 +21,7 @@ from dataclasses import dataclass
 from engine.block_manager import BlockManager
 from engine.chunk import Chunk
 from engine.errors import IntegrityError, NoRoom
+from engine.prefill_order import ShortestFirst
 from engine.prefix import BlockHash, extend_hashes
 from engine.reservations import BlockReservation, Reservations
 from engine.sequence import Sequence, SequenceState
@@ -42,13 +45,15 @@ class Scheduler:
         reservations: Reservations,
         root: BlockHash | None,
         speculator: Speculator | None = None,
+        order: ShortestFirst | None = None,
     ) -> None:
-        """`root` is where prefix hashes begin; None: no prefix cache."""
+        """`root` is where prefix hashes begin; None: no prefix cache. `order` None: by arrival."""
         self._limits = limits
         self._blocks = blocks
         self._reservations = reservations
         self._root = root
         self._speculator = speculator
+        self._order = order
         self.waiting: OrderedDict[str, Sequence] = OrderedDict()
         self.preempted: list[Sequence] = []  # by arrival
         self.running: dict[str, Sequence] = {}  # by arrival
@@ -68,6 +73,8 @@ class Scheduler:
         return -(-num_tokens // self._limits.block_size)
 
     def add(self, sequence: Sequence) -> None:
+        if self._order is not None:
+            sequence.num_likely_hits = len(self.match(sequence)) * self._limits.block_size
         self.waiting[sequence.sequence_id] = sequence
 
     def reserve(self, token_ids: list[int], max_kv_tokens: int) -> BlockReservation:
@@ -103,7 +110,8 @@ class Scheduler:
         recompute = self._limits.max_recompute_tokens if chunks else budget
         if budget == 0:
             return chunks
-        for sequence in self._catching_up(behind):
+        catching_up = self._catching_up(behind) if self._order is None else self._by(self._order, behind)
+        for sequence in catching_up:
             allowed = min(budget, recompute) if sequence.is_recomputing else budget
             num_missing = sequence.num_missing_tokens
             num_tokens = min(allowed, num_missing)
@@ -143,6 +151,23 @@ class Scheduler:
                 break
             del self.waiting[sequence.sequence_id]
             yield sequence
+
+    def _by(self, order: ShortestFirst, behind: list[Sequence]) -> Iterator[Sequence]:
+        """As `_catching_up`, but a new one may go before one that runs. One that finds no room keeps all new
+        ones behind it from starting: blocks that come free are for it.
+        """
+        while self.preempted and self._start(self.preempted[0]):
+            behind.append(self.preempted.pop(0))
+        can_start = not self.preempted
+        ahead = [sequence for sequence in behind if sequence.state is SequenceState.RUNNING]
+        for sequence in order.ordered([*ahead, *self.waiting.values()]):
+            if sequence.state is SequenceState.RUNNING:
+                yield sequence
+            elif can_start and self._start(sequence):
+                del self.waiting[sequence.sequence_id]
+                yield sequence
+            else:
+                can_start = False
 
     def _with_drafts(self, speculator: Speculator, chunks: list[Chunk], budget: int) -> list[Chunk]:
         """Adds drafts to those that decode, but not to a first token here: that one closes a prefill."""

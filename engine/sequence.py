@@ -61,8 +61,9 @@ class Sequence:
         self.is_growing = False  # runs, and may take more blocks than it has: kept by the scheduler
         self.is_recomputing = False  # preempted once, and not caught up since
         self.num_cached_tokens: int | None = None  # prompt tokens found in the cache at its first start
+        self.num_likely_hits = 0  # tokens that the cache had when it came, where the order asks for them
         self.accepted_at_s = accepted_at_s
-        self.began_at_s: float | None = None
+        self.prefill_s = 0.0  # of steps that computed some of it, until its first new token
         self._seen: SeenTokens | None = None
 
     @property

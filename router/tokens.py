@@ -13,9 +13,9 @@ _FINISH_REASONS = frozenset(generation_pb2.FinishReason.values())
 @dataclass(frozen=True, slots=True)
 class PrefillReport:
     cached_tokens: int
-    # Accepted by the worker → first chunk begun.
+    # At the worker until the first token, less prefill_ms.
     queue_ms: float
-    # First chunk begun → first token sampled.
+    # Of the steps that computed some of the prompt.
     prefill_ms: float
 
 

@@ -50,8 +50,8 @@ class Phases:
         def seconds(name: str, help: str) -> Histogram:
             return _seconds(registry, name, help, REQUEST_SECONDS)
 
-        self.queue = seconds("request_queue_time", "Request received → its prefill begun, in all queues.")
-        self.prefill = seconds("request_prefill_time", "First chunk begun → first token drawn.")
+        self.queue = seconds("request_queue_time", "In all queues, until the first token.")
+        self.prefill = seconds("request_prefill_time", "Of the steps that computed some of the prompt.")
         self.decode = seconds("request_decode_time", "First token → last token.")
         self.inference = seconds("request_inference_time", "Prefill begun → last token.")
         phase = Histogram(

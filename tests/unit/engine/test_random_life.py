@@ -110,9 +110,10 @@ class Life:
 
 
 @pytest.mark.parametrize("is_speculating", [False, True])
-@pytest.mark.parametrize("seed", range(4))
-def test_random_use_leaks_nothing_and_changes_no_token(seed, is_speculating, make_engine, monkeypatch):
+@pytest.mark.parametrize(("seed", "order"), [*((seed, "fcfs") for seed in range(4)), (4, "shortest")])
+def test_random_use_leaks_nothing_and_changes_no_token(seed, order, is_speculating, make_engine, monkeypatch):
     settings: dict[str, object] = {"num_blocks": 24, "max_num_seqs": 6, "max_recompute_tokens": 16}
+    settings["prefill_order"] = order
     if is_speculating:
         eager = Speculator(NgramProposer(1, 3), max_tokens=9, row_cost=1e-300)
         monkeypatch.setattr(engine.engine, "make_speculator", lambda _: eager)

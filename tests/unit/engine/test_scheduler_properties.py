@@ -3,12 +3,15 @@ finished in a bounded number of steps. The model is left out: any token is drawn
 
 from __future__ import annotations
 
+import itertools
+
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
 from engine.block_manager import BlockManager, BlockState
 from engine.errors import NoRoom
+from engine.prefill_order import ShortestFirst
 from engine.prefix import root_hash
 from engine.request import SequenceRequest
 from engine.reservations import BlockReservation, Reservations
@@ -28,10 +31,13 @@ class Steps(RuleBasedStateMachine):
         super().__init__()
         self.blocks = BlockManager(NUM_BLOCKS)
         self.reservations = Reservations(self.blocks)
-        self.scheduler = Scheduler(LIMITS, self.blocks, self.reservations, root_hash("any"))
+        self.scheduler = self.make_scheduler()
         self.reserved: list[BlockReservation] = []
         self.num_added = 0
         self.num_finished = 0
+
+    def make_scheduler(self) -> Scheduler:
+        return Scheduler(LIMITS, self.blocks, self.reservations, root_hash("any"))
 
     @rule(length=lengths, max_tokens=outputs, seed=st.integers(0, 2))
     def add(self, length: int, max_tokens: int, seed: int) -> None:
@@ -137,5 +143,16 @@ class Steps(RuleBasedStateMachine):
         assert self.blocks.num_available == NUM_BLOCKS
 
 
+class StepsByShortest(Steps):
+    """Time goes by a second a step, and nobody is overtaken any more after 30."""
+
+    def make_scheduler(self) -> Scheduler:
+        clock = itertools.count()
+        order = ShortestFirst(30.0, lambda: float(next(clock)))
+        return Scheduler(LIMITS, self.blocks, self.reservations, root_hash("any"), order=order)
+
+
 TestSteps = Steps.TestCase
 TestSteps.settings = settings(max_examples=60, stateful_step_count=40, deadline=None)
+TestStepsByShortest = StepsByShortest.TestCase
+TestStepsByShortest.settings = TestSteps.settings
