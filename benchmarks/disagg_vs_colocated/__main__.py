@@ -27,12 +27,11 @@ from benchmarks.disagg_vs_colocated.comparing import compare
 from benchmarks.disagg_vs_colocated.machine import note_run
 from benchmarks.disagg_vs_colocated.plotted import plot
 from benchmarks.disagg_vs_colocated.results import Results
-from benchmarks.disagg_vs_colocated.settings import FULL, QUICK, Part, System, Wanted
+from benchmarks.disagg_vs_colocated.settings import FULL, QUICK, Ordering, Part, System, Wanted
 from benchmarks.disagg_vs_colocated.trace_load import TraceLoad
 from pdserve.bench.errors import BenchError
 from pdserve.bench.interrupted import INTERRUPTED, hear_sigterm
 from pdserve.bench.serve.plot import check_can_plot
-from router.config import QueueOrder
 
 _NUM_CORES = 2
 # Processes that wanted a core in the last minute, above which figures are not worth much.
@@ -112,7 +111,7 @@ def _parser() -> argparse.ArgumentParser:
         type=_several(System),
         help="of 1p1d,1p1d-sharing,colocated,vllm (default: all but the second)",
     )
-    add("--orders", type=_several(QueueOrder), default=tuple(QueueOrder), help="of fcfs,shortest")
+    add("--orders", type=_several(Ordering), default=tuple(Ordering), help="of fcfs,shortest,least-left")
     add("--trace", type=Path, help="Azure's conversation trace (default: one is drawn that is like it)")
     add("--rates", type=_numbers(float), help="requests a second (default: six around the ideal's goodput)")
     add("--seeds", type=int, help="runs of each rate, with prompts of their own (default: 2)")

@@ -10,14 +10,13 @@ from dataclasses import dataclass
 from benchmarks.disagg_vs_colocated import goodput, interference, phase_rates, unloaded
 from benchmarks.disagg_vs_colocated.cores import leave
 from benchmarks.disagg_vs_colocated.results import Results
-from benchmarks.disagg_vs_colocated.settings import Part, Sizes, System, Wanted
+from benchmarks.disagg_vs_colocated.settings import Ordering, Part, Sizes, System, Wanted
 from benchmarks.disagg_vs_colocated.shown import Shown, shown
 from benchmarks.disagg_vs_colocated.systems import Open, running
 from benchmarks.disagg_vs_colocated.trace_load import TraceLoad
 from pdserve.bench.serve.prompts import DEFAULT_VOCAB_SIZE, TokenPrompts
 from pdserve.bench.serve.run import run
 from pdserve.bench.serve.workload import PlannedRequest, Workload
-from router.config import QueueOrder
 
 # Asked for before anything is timed: connections are made, and memory is touched for the first time.
 _WARM_TOKENS, _WARM_ANSWER = 2048, 8
@@ -28,7 +27,7 @@ _TAIL_S = 20.0
 @dataclass(frozen=True, slots=True)
 class Visit:
     system: System
-    order: QueueOrder
+    order: Ordering
     seed: int
     parts: tuple[Part, ...]
 
@@ -52,12 +51,12 @@ def compare(results: Results, wanted: Wanted, load: TraceLoad) -> None:
                 asyncio.run(_measure(results, visit, open_client, wanted, load, progress, rates))
 
 
-def pairs(wanted: Wanted) -> list[tuple[System, QueueOrder]]:
+def pairs(wanted: Wanted) -> list[tuple[System, Ordering]]:
     """vLLM has an order of its own, the first."""
     return [
         (system, order)
         for system in wanted.systems
-        for order in (wanted.orders if system is not System.VLLM else (QueueOrder.FCFS,))
+        for order in (wanted.orders if system is not System.VLLM else (Ordering.FCFS,))
     ]
 
 

@@ -11,7 +11,15 @@ from benchmarks.disagg_vs_colocated import phase_rates
 from benchmarks.disagg_vs_colocated.ideal import simulate
 from benchmarks.disagg_vs_colocated.phases import PhaseTimes
 from benchmarks.disagg_vs_colocated.results import Results, as_rows, from_rows
-from benchmarks.disagg_vs_colocated.settings import AGING_S, MAX_NUM_SEQS, SLOS, TARGET, System, Wanted
+from benchmarks.disagg_vs_colocated.settings import (
+    AGING_S,
+    MAX_NUM_SEQS,
+    SLOS,
+    TARGET,
+    Ordering,
+    System,
+    Wanted,
+)
 from benchmarks.disagg_vs_colocated.shown import Shown
 from benchmarks.disagg_vs_colocated.systems import Open
 from benchmarks.disagg_vs_colocated.trace_load import TraceLoad
@@ -20,7 +28,6 @@ from pdserve.bench.serve.prompts import DEFAULT_VOCAB_SIZE
 from pdserve.bench.serve.records import RequestRecord
 from pdserve.bench.serve.run import run
 from pdserve.bench.serve.sweep import Crossing, Point, crossing
-from router.config import QueueOrder
 from router.queue_order import QueuePolicy
 
 _RATES_KEY = "goodput/rates"
@@ -33,7 +40,7 @@ _OF_LOOSE = (0.4, 0.6, 0.8, 1.0, 1.25, 1.6)
 _TWO_OF_TIGHT, _FOUR_OF_LOOSE = (0.8, 1.05), (0.6, 0.85, 1.1, 1.5)
 
 
-def key(system: System, order: QueueOrder, seed: int, rate: float) -> str:
+def key(system: System, order: Ordering, seed: int, rate: float) -> str:
     return f"goodput/{system.value}-{order.value}/{seed}/{rate:g}"
 
 
@@ -59,7 +66,7 @@ def rates_around_ideal(times: PhaseTimes, load: TraceLoad) -> list[float]:
     """
     a_second = len(load.lengths) / sum(times.prefill_s(length) for length in load.lengths)
     grid = tuple(share * a_second for share in _GRID)
-    tight, loose = (ideal(times, QueueOrder.SHORTEST, load, grid, slo).rate for slo in SLOS[:2])
+    tight, loose = (ideal(times, Ordering.SHORTEST, load, grid, slo).rate for slo in SLOS[:2])
     if loose is None:
         rates = [share * a_second for share in _OF_CAPACITY]
     elif tight is None:
@@ -81,7 +88,7 @@ def _apart(rates: Iterable[float]) -> list[float]:
 async def measure(
     results: Results,
     system: System,
-    order: QueueOrder,
+    order: Ordering,
     open_client: Open,
     seed: int,
     rates: Sequence[float],
@@ -109,7 +116,7 @@ def _told(records: list[RequestRecord]) -> str:
 
 
 def measured(
-    results: Results, system: System, order: QueueOrder, wanted: Wanted, rate: float
+    results: Results, system: System, order: Ordering, wanted: Wanted, rate: float
 ) -> list[RequestRecord]:
     """Of all seeds together."""
     names = [key(system, order, seed, rate) for seed in wanted.seeds]
@@ -117,7 +124,7 @@ def measured(
 
 
 def found(
-    results: Results, system: System, order: QueueOrder, wanted: Wanted, rates: tuple[float, ...], slo: Slo
+    results: Results, system: System, order: Ordering, wanted: Wanted, rates: tuple[float, ...], slo: Slo
 ) -> Crossing | None:
     """None: nothing was measured."""
     by_rate = [(rate, measured(results, system, order, wanted, rate)) for rate in rates]
@@ -126,12 +133,12 @@ def found(
 
 
 def ideal(
-    times: PhaseTimes, order: QueueOrder, load: TraceLoad, rates: tuple[float, ...], slo: Slo
+    times: PhaseTimes, order: Ordering, load: TraceLoad, rates: tuple[float, ...], slo: Slo
 ) -> Crossing:
     """At the same rates, and interpolated between them as what was measured is."""
-    policy = QueuePolicy(order, AGING_S)
+    policy = QueuePolicy(order.queue, AGING_S)
     points = []
     for rate in rates:
-        records = simulate(load.outlined(rate), times, policy, MAX_NUM_SEQS)
+        records = simulate(load.outlined(rate), times, policy, MAX_NUM_SEQS, order.turn_tokens)
         points.append(Point(rate, goodput(records, slo).attainment))
     return crossing(points, TARGET)

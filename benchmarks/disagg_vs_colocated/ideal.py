@@ -1,8 +1,8 @@
 """An ideal 1P1D: one core prefills, one decodes, at measured rates, and nothing costs anything beside them.
 
-A prompt is prefilled alone and to its end; its first token is there at that moment. All answers that have
-begun decode together, a token each in every step; one that begins waits for the running step to end.
-Hand-over, scheduling and network take no time: what a real 1P1D with the same queue lacks to it is its
+A prompt is prefilled alone, and to its end or by turns; its first token is there at its end. All answers
+that have begun decode together, a token each in every step; one that begins waits for the running step to
+end. Hand-over, scheduling and network take no time: what a real 1P1D with the same queue lacks to it is its
 overhead.
 
 Its goodput turns on the longest prompts. Of the conversation trace's window of 100 requests, five are
@@ -23,7 +23,7 @@ reaches, and neither is wrong. Decode's measured times change nothing below one 
 from __future__ import annotations
 
 import heapq
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from benchmarks.disagg_vs_colocated.phases import PhaseTimes
@@ -41,10 +41,16 @@ class _Answer:
 
 
 def simulate(
-    requests: Sequence[PlannedRequest], times: PhaseTimes, policy: QueuePolicy, max_num_seqs: int = 64
+    requests: Sequence[PlannedRequest],
+    times: PhaseTimes,
+    policy: QueuePolicy,
+    max_num_seqs: int = 64,
+    turn_tokens: int | None = None,
 ) -> list[RequestRecord]:
-    """One record for each request, in their order. Prompts' lengths have to be known."""
-    first_at = _prefill(requests, times, policy)
+    """One record for each request, in their order. Prompts' lengths have to be known. `turn_tokens`: of a
+    prompt that are computed before the next choice, by what is left of each; None: all.
+    """
+    first_at = _prefill(requests, times, policy, turn_tokens)
     answers = [
         _Answer(index, _length(request), request.max_tokens - 1, [first_at[index]])
         for index, request in enumerate(requests)
@@ -53,8 +59,11 @@ def simulate(
     return [_record(request, answer) for request, answer in zip(requests, answers, strict=True)]
 
 
-def _prefill(requests: Sequence[PlannedRequest], times: PhaseTimes, policy: QueuePolicy) -> list[float]:
+def _prefill(
+    requests: Sequence[PlannedRequest], times: PhaseTimes, policy: QueuePolicy, turn_tokens: int | None
+) -> list[float]:
     """When each prompt's first token is there."""
+    left = [_length(request) for request in requests]
     # The next one is the last in the list; of those that come at once, in their order.
     coming = sorted(range(len(requests)), key=lambda index: requests[index].at_s)[::-1]
     first_at = [0.0] * len(requests)
@@ -65,15 +74,15 @@ def _prefill(requests: Sequence[PlannedRequest], times: PhaseTimes, policy: Queu
             now = max(now, requests[coming[-1]].at_s)
         while coming and requests[coming[-1]].at_s <= now:
             waiting.append(coming.pop())
-        chosen = _next(waiting, requests, policy, now)
-        waiting.remove(chosen)
-        now += times.prefill_s(_length(requests[chosen]))
-        first_at[chosen] = now
+        chosen = min(waiting, key=lambda each: policy.rank(left[each], now - requests[each].at_s))
+        end = _length(requests[chosen])
+        begin = end - left[chosen]
+        left[chosen] -= min(left[chosen], turn_tokens or end)
+        now += times.prefill_s(end - left[chosen]) - (times.prefill_s(begin) if begin else 0.0)
+        if left[chosen] == 0:
+            waiting.remove(chosen)
+            first_at[chosen] = now
     return first_at
-
-
-def _next(waiting: Iterable[int], requests: Sequence[PlannedRequest], policy: QueuePolicy, now: float) -> int:
-    return min(waiting, key=lambda each: policy.rank(_length(requests[each]), now - requests[each].at_s))
 
 
 def _decode(answers: Sequence[_Answer], times: PhaseTimes, max_num_seqs: int) -> None:

@@ -8,7 +8,7 @@ from statistics import median
 from benchmarks.disagg_vs_colocated import goodput, interference, machine, phase_rates, unloaded
 from benchmarks.disagg_vs_colocated.comparing import pairs
 from benchmarks.disagg_vs_colocated.results import Results
-from benchmarks.disagg_vs_colocated.settings import SLOS, TARGET, Part, System, Wanted
+from benchmarks.disagg_vs_colocated.settings import SLOS, TARGET, Ordering, Part, System, Wanted
 from benchmarks.disagg_vs_colocated.stream_figures import (
     StreamFigures,
     loaded_figures,
@@ -17,7 +17,6 @@ from benchmarks.disagg_vs_colocated.stream_figures import (
 )
 from benchmarks.disagg_vs_colocated.trace_load import TraceLoad
 from pdserve.bench.serve.sweep import Crossing
-from router.config import QueueOrder
 
 TITLES = {
     System.DISAGGREGATED: "1P1D",
@@ -44,7 +43,7 @@ def table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> Iterator[str]:
     yield ""
 
 
-def title(system: System, order: QueueOrder) -> str:
+def title(system: System, order: Ordering) -> str:
     """vLLM has an order of its own."""
     return TITLES[system] if system is System.VLLM else f"{TITLES[system]}, {order.value}"
 
@@ -175,7 +174,7 @@ def _limits(results: Results, load: TraceLoad) -> Iterator[str]:
 
 def ideals(
     results: Results, wanted: Wanted, load: TraceLoad, rates: tuple[float, ...]
-) -> Iterator[tuple[str, QueueOrder, list[Crossing]]]:
+) -> Iterator[tuple[str, Ordering, list[Crossing]]]:
     """With the phases alone, and with each while the other one runs; in each order; for each objective."""
     for condition in phase_rates.CONDITIONS:
         times = phase_rates.phase_times(results, condition)

@@ -15,8 +15,6 @@ MAX_MODEL_LEN = 8192
 MAX_NUM_SEQS = 64
 CHUNK_TOKENS = 512
 AGING_S = 30.0
-# The prompts that one worker has out: the next one is chosen when it is through with one, not before.
-BACKLOG_TOKENS = 1
 TARGET = 0.9
 SLOS = (Slo(ttft_ms=2000, tpot_ms=40), Slo(ttft_ms=4000, tpot_ms=60), Slo(4000, 60, tbt_ms=100))
 MAX_PROMPT_TOKENS, MAX_TOKENS = 4000, 500
@@ -29,6 +27,34 @@ class Part(Enum):
     UNLOADED = "unloaded"
     INTERFERENCE = "interference"
     GOODPUT = "goodput"
+
+
+class Ordering(Enum):
+    """Whose prompt goes next. The router's queue has two orders; in the third, prefill workers look again
+    before each chunk, so a short prompt goes before the rest of a long one.
+    """
+
+    FCFS = "fcfs"
+    SHORTEST = "shortest"
+    LEAST_LEFT = "least-left"
+
+    @property
+    def queue(self) -> QueueOrder:
+        return QueueOrder.FCFS if self is Ordering.FCFS else QueueOrder.SHORTEST
+
+    @property
+    def prefill(self) -> str:
+        return "shortest" if self is Ordering.LEAST_LEFT else "fcfs"
+
+    @property
+    def backlog_tokens(self) -> int:
+        """A worker's next prompt is chosen when it is through with one, not before; or all are there."""
+        return 65536 if self is Ordering.LEAST_LEFT else 1
+
+    @property
+    def turn_tokens(self) -> int | None:
+        """Of a prompt that are computed before the next choice. None: all."""
+        return CHUNK_TOKENS if self is Ordering.LEAST_LEFT else None
 
 
 class System(Enum):
@@ -93,7 +119,7 @@ class Wanted:
     sizes: Sizes
     parts: tuple[Part, ...]
     systems: tuple[System, ...]
-    orders: tuple[QueueOrder, ...]
+    orders: tuple[Ordering, ...]
     seeds: tuple[int, ...]
     rates: tuple[float, ...] | None  # requests a second; None: around the ideal's goodput
     trace: Path | None  # None: one is drawn that is like Azure's

@@ -16,11 +16,11 @@ from benchmarks.disagg_vs_colocated.cores import confined
 from benchmarks.disagg_vs_colocated.round_robin import RoundRobin
 from benchmarks.disagg_vs_colocated.settings import (
     AGING_S,
-    BACKLOG_TOKENS,
     CHUNK_TOKENS,
     MAX_MODEL_LEN,
     MAX_NUM_SEQS,
     MODEL,
+    Ordering,
     System,
 )
 from benchmarks.disagg_vs_colocated.vllm_servers import vllm_servers
@@ -29,7 +29,6 @@ from pdserve.bench.serve.client import Sampling, ServeClient
 from pdserve.bench.serve.endpoint import Endpoint
 from pdserve.bench.serve.grpc_client import GrpcClient
 from pdserve.bench.serve.http_client import HttpClient
-from router.config import QueueOrder
 
 # Both cores together have so much for KV, of whatever shape.
 _KV_MIB = 3072
@@ -42,7 +41,7 @@ Say = Callable[[str], None]
 
 @contextmanager
 def running(
-    system: System, order: QueueOrder, cores: Sequence[int], vllm_python: Path | None, say: Say
+    system: System, order: Ordering, cores: Sequence[int], vllm_python: Path | None, say: Say
 ) -> Iterator[Open]:
     """Yields what opens a client of it. Raises BenchError."""
     if system is System.VLLM:
@@ -58,35 +57,37 @@ def running(
         yield lambda: _over_grpc(address)
 
 
-def _config(system: System, order: QueueOrder) -> Mapping[str, object]:
+def _config(system: System, order: Ordering) -> Mapping[str, object]:
     return {
         "model": {"id": MODEL, "max_model_len": MAX_MODEL_LEN},
         "router": {
-            "queue_order": order.value,
+            "queue_order": order.queue.value,
             "queue_aging_s": AGING_S,
-            "prefill_backlog_tokens": BACKLOG_TOKENS,
+            "prefill_backlog_tokens": order.backlog_tokens,
             "max_queued_requests": 1000,
         },
         "pools": {
-            System.DISAGGREGATED: _one_each(prefill_threads=1),
-            System.SHARING: _one_each(prefill_threads=2),
-            System.COLOCATED: {"colocated": _pool(2, _KV_MIB // 2)},
+            System.DISAGGREGATED: _one_each(order, prefill_threads=1),
+            System.SHARING: _one_each(order, prefill_threads=2),
+            System.COLOCATED: {"colocated": _pool(2, _KV_MIB // 2, order)},
         }[system],
     }
 
 
-def _one_each(prefill_threads: int) -> Mapping[str, object]:
+def _one_each(order: Ordering, prefill_threads: int) -> Mapping[str, object]:
     return {
-        "prefill": _pool(1, _PREFILL_KV_MIB, prefill_threads),
-        "decode": _pool(1, _KV_MIB - _PREFILL_KV_MIB),
+        "prefill": _pool(1, _PREFILL_KV_MIB, order, prefill_threads),
+        "decode": _pool(1, _KV_MIB - _PREFILL_KV_MIB, Ordering.FCFS),
     }
 
 
-def _pool(replicas: int, kv_mib: int, threads: int = 1) -> Mapping[str, object]:
+def _pool(replicas: int, kv_mib: int, order: Ordering, threads: int = 1) -> Mapping[str, object]:
     engine = {
         "kv_cache": f"{kv_mib}MiB",
         "max_num_batched_tokens": CHUNK_TOKENS,
         "max_num_seqs": MAX_NUM_SEQS,
+        "prefill_order": order.prefill,
+        "prefill_aging_s": AGING_S,
     }
     return {"replicas": replicas, "threads": threads, "engine": engine}
 

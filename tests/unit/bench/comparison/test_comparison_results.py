@@ -16,7 +16,7 @@ from benchmarks.disagg_vs_colocated.machine import note_run
 from benchmarks.disagg_vs_colocated.phases import PhaseTimes, PrefillTime, StepTime
 from benchmarks.disagg_vs_colocated.results import Results, as_rows, from_rows
 from benchmarks.disagg_vs_colocated.round_robin import RoundRobin
-from benchmarks.disagg_vs_colocated.settings import QUICK, SLOS, System
+from benchmarks.disagg_vs_colocated.settings import QUICK, SLOS, Ordering, System
 from benchmarks.disagg_vs_colocated.stream_figures import gaps_within, loaded_figures
 from benchmarks.disagg_vs_colocated.trace_load import TraceLoad
 from cluster.config import ClusterConfig
@@ -26,7 +26,6 @@ from pdserve.bench.serve.client import Answer, Served
 from pdserve.bench.serve.records import Failure
 from pdserve.bench.serve.sweep import Crossing
 from pdserve.bench.serve.workload import PlannedRequest
-from router.config import QueueOrder
 from tests.unit.bench.serve.made import record
 
 SETTING = {"sizes": "quick", "trace": "conversation"}
@@ -122,7 +121,7 @@ def fill(results: Results) -> None:
     good, late = as_rows([record([0.1, 0.11, 0.12])]), as_rows([record([9.0, 9.01, 9.02])])
     for system in (System.DISAGGREGATED, System.COLOCATED):
         results.put(unloaded.key(system), [{**good[0], "num_prompt_tokens": 16}, *late])
-        for order in QueueOrder:
+        for order in Ordering:
             is_good = system is System.DISAGGREGATED
             results.put(goodput.key(system, order, 0, 1.0), good if is_good else late)
             results.put(goodput.key(system, order, 0, 2.0), late)
@@ -139,7 +138,7 @@ def test_rates_lie_around_what_the_ideal_carries_or_what_the_core_can_do() -> No
         rates = goodput.rates_around_ideal(times, load)
         assert len(set(rates)) == 6
         grid = tuple(each / 2 for each in range(1, 12))
-        return rates, goodput.ideal(times, QueueOrder.SHORTEST, load, grid, SLOS[1])
+        return rates, goodput.ideal(times, Ordering.SHORTEST, load, grid, SLOS[1])
 
     rates, found = around(0.0003)
     assert found.rate is not None
@@ -158,9 +157,9 @@ def test_the_ideal_is_asked_for_the_same_as_the_systems() -> None:
 
 
 @pytest.mark.parametrize("system", [each for each in System if each is not System.VLLM])
-@pytest.mark.parametrize("order", list(QueueOrder))
+@pytest.mark.parametrize("order", list(Ordering))
 def test_every_cluster_that_is_compared_is_one_that_starts(
-    system: System, order: QueueOrder, monkeypatch: pytest.MonkeyPatch
+    system: System, order: Ordering, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(own_cluster.os, "getpid", lambda: 4194303)  # Linux has no larger one
     name = own_cluster.cluster_name(f"{system.value}-{order.value}")
@@ -171,11 +170,11 @@ def test_every_cluster_that_is_compared_is_one_that_starts(
 def test_every_system_is_visited_once_for_each_seed_and_measured_unloaded_once() -> None:
     wanted = _wanted(_parser().parse_args(["--cores", "0,1", "--rates", "1,2"]))
     visits = _visits(wanted)
-    assert len(visits) == 2 * 2 * 2
+    assert len(visits) == 2 * 2 * 3
     points = [point for visit in visits for point in _points(visit, wanted.sizes, wanted.rates or ())]
     assert len(points) == len(set(points)) == _num_points(wanted) - len(phase_rates.CONDITIONS)
     assert sum(point.startswith("goodput/") for point in points) == 2 * len(visits)
-    assert [visit.seed for visit in visits] == [0] * 4 + [1] * 4
+    assert [visit.seed for visit in visits] == [0] * 6 + [1] * 6
 
 
 def test_the_report_is_made_of_the_file_alone(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -28,9 +28,13 @@ def asked(at_s: float, num_prompt_tokens: int, max_tokens: int = 1) -> PlannedRe
 
 
 def arrivals(
-    *requests: PlannedRequest, times: PhaseTimes = EVEN, policy: QueuePolicy = FCFS, max_num_seqs: int = 64
+    *requests: PlannedRequest,
+    times: PhaseTimes = EVEN,
+    policy: QueuePolicy = FCFS,
+    max_num_seqs: int = 64,
+    turn_tokens: int | None = None,
 ) -> list[tuple[float, ...]]:
-    return [record.arrivals_s for record in simulate(requests, times, policy, max_num_seqs)]
+    return [record.arrivals_s for record in simulate(requests, times, policy, max_num_seqs, turn_tokens)]
 
 
 def test_prompts_are_prefilled_one_after_the_other() -> None:
@@ -41,6 +45,15 @@ def test_the_queue_has_the_routers_order() -> None:
     requests = asked(0, 300), asked(1, 500), asked(2, 100)
     assert arrivals(*requests) == [(3.0,), (8.0,), (9.0,)]
     assert arrivals(*requests, policy=SHORTEST) == [(3.0,), (9.0,), (4.0,)]
+
+
+def test_by_turns_a_short_prompt_goes_before_the_rest_of_a_long_one() -> None:
+    """At 2 s the first has 100 tokens left, and keeps its place; the second's turn at 4 s is given away."""
+    requests = asked(0, 300), asked(1, 500), asked(2, 200), asked(3.5, 50)
+    assert arrivals(*requests, policy=SHORTEST, turn_tokens=100) == [(3.0,), (10.5,), (5.5,), (4.5,)]
+    assert arrivals(*requests, policy=FCFS, turn_tokens=100) == arrivals(*requests, policy=FCFS)
+    longer = asked(0, 300), asked(1, 150)
+    assert arrivals(*longer, policy=SHORTEST, turn_tokens=100) == [(4.5,), (2.5,)]
 
 
 def test_who_has_waited_long_enough_is_not_overtaken_by_short_ones() -> None:
