@@ -64,6 +64,29 @@ async def test_tokens_are_the_models_and_both_pools_worked(
         assert d.describe().counters.kv_bytes_received > 0
 
 
+@pytest.mark.parametrize("transport", ["grpc", "shm"])
+async def test_prompts_that_interrupt_each_other_keep_their_tokens(
+    folder: Path, loaded: LoadedModel, reference: Reference, transport: TransportName
+) -> None:
+    """The longest is sent first, each in chunks of a block."""
+    lengths = [300, 200, 150, 90, 40, 20, 5]
+
+    async def generate(client: Client, length: int) -> None:
+        ids = prompt(length, seed=2)
+        answer = await client.generate(ids, max_tokens=8, temperature=0, ignore_eos=True)
+        reference.assert_follows(ids, answer.token_ids)
+
+    async with serving(
+        folder,
+        loaded,
+        transport=transport,
+        prefill_order="shortest",
+        max_num_batched_tokens=B,
+        num_blocks=100,
+    ) as cluster:
+        await asyncio.gather(*(generate(cluster.client, length) for length in lengths))
+
+
 async def test_a_seeded_sample_is_the_same_alone_in_a_crowd_and_colocated(
     folder: Path, loaded: LoadedModel, reference: Reference
 ) -> None:
