@@ -95,7 +95,9 @@ class ShmConnection:
 
     def __init__(self, frames: FrameSocket, pool: MappedPool, events: ConnectionEvents) -> None:
         self._frames = frames
-        self._pool = pool
+        # None once it is closed. What is mapped stays in memory when its decode worker is gone, and this
+        # object, one of a circle, until Python next looks for those: in hours, perhaps.
+        self._pool: MappedPool | None = pool
         self._events = events
         self._is_closed = False
         # Held while something is copied or sent.
@@ -123,14 +125,18 @@ class ShmConnection:
                 return
             self._is_closed = True
             self._say_farewell()
+            self._pool = None
             self._frames.hang_up(both_ways=True)
             self._reader.join()
             self._frames.close()
 
     def _copy(self, payload: Cells, target: Sequence[int]) -> None:
-        if max(target) >= self._pool.num_blocks:
+        pool = self._pool
+        if pool is None:
+            raise Unavailable("the connection is closed", reason="KV_STREAM_BROKEN")
+        if max(target) >= pool.num_blocks:
             raise Unavailable("the decode worker named blocks that it has not", reason="WRONG_BLOCKS")
-        self._pool.write(target, payload)
+        pool.write(target, payload)
 
     def _say_farewell(self) -> None:
         """Only where nothing is copied any more, and nothing is half sent."""

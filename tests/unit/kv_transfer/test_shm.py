@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import collections
 import errno
+import gc
 import logging
 import mmap
 import os
@@ -477,6 +478,47 @@ def test_a_pools_pages_are_taken_when_they_are_written_and_only_once() -> None:
     assert taken() <= num_blocks * SIZE // 4 + 2 * mmap.PAGESIZE
     with pytest.raises(OSError, match="not permitted"):
         os.ftruncate(pool.descriptor, 4096)
+
+
+@contextmanager
+def no_collection() -> Iterator[None]:
+    """Of garbage in circles, which in a process that has long run may not come for hours."""
+    gc.disable()
+    try:
+        yield
+    finally:
+        gc.enable()
+
+
+def num_mapped() -> int:
+    return Path("/proc/self/maps").read_text().count("memfd:pdserve-kv")
+
+
+@pytest.mark.parametrize("notices", ["while it waits", "while it sends"])
+def test_a_sender_lets_the_memory_of_a_lost_worker_go_at_once(
+    both: HandOver, monkeypatch: pytest.MonkeyPatch, notices: str
+) -> None:
+    send, before = FrameSocket.send, num_mapped()
+    broken: list[bytes] = []
+
+    def breaks(frames: FrameSocket, message: bytes) -> None:
+        if threading.current_thread().name.startswith("kv-to") and not broken:
+            broken.append(message)
+            raise BrokenPipeError("it is gone")
+        send(frames, message)
+
+    with no_collection():
+        both.send_all(target := both.reserve("a", (0, 1)), (0, 1)).done.result(WAIT_S)
+        both.table.release(target.key)
+        assert num_mapped() == before + 1
+        if notices == "while it waits":
+            both.stop_listening()
+        else:
+            monkeypatch.setattr(FrameSocket, "send", breaks)
+            with pytest.raises(Unavailable, match="it is gone"):
+                both.send_all(again := both.reserve("b", (0, 1)), (0, 1)).done.result(WAIT_S)
+            both.table.release(again.key)
+        assert wait_until(lambda: num_mapped() == before)
 
 
 def test_what_killed_workers_left_is_removed_and_what_lives_is_not() -> None:
