@@ -52,7 +52,8 @@ class Sender:
         Unavailable after `close`."""
         outbound = self._outbound(target)
         transfer = outbound.open(target)
-        transfer.done.add_done_callback(lambda done: self._count(outbound, transfer, done))
+        # A future keeps its callbacks: one that held the transfer would make a circle of the two.
+        transfer.done.add_done_callback(partial(self._count, outbound, target.instance_id))
         return transfer
 
     def close(self) -> None:
@@ -80,7 +81,7 @@ class Sender:
         with self._lock:
             return dict(self._routes)
 
-    def _count(self, outbound: Outbound, transfer: Transfer, done: Future[TransferReport | None]) -> None:
+    def _count(self, outbound: Outbound, instance_id: str, done: Future[TransferReport | None]) -> None:
         report = None if done.exception() is not None else done.result()
         if report is None:
             return
@@ -89,7 +90,7 @@ class Sender:
         self.counters.add(transport, counts)
         with self._lock:
             if not outbound.is_lost:
-                self._routes[transfer.target.instance_id] = transport
+                self._routes[instance_id] = transport
 
     def check_integrity(self) -> None:
         with self._lock:

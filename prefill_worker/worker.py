@@ -11,6 +11,7 @@ import asyncio
 import logging
 from collections.abc import AsyncGenerator, Sequence
 from concurrent.futures import Future
+from functools import partial
 
 from engine.engine import Engine
 from engine.grammar import Grammar
@@ -197,7 +198,8 @@ class PrefillWorker:
         prefill = Prefill(request, self.sender.open(target), self._asyncio)
         self._prefills[prefill.sequence_id] = prefill
         self._is_idle.clear()
-        prefill.transfer.done.add_done_callback(lambda done: self._on_transfer_over(prefill, done))
+        # By its name: a future keeps its callbacks, and a prompt in a circle would stay in memory for long.
+        prefill.transfer.done.add_done_callback(partial(self._on_transfer_over, prefill.sequence_id))
         return prefill
 
     def _leave(self, prefill: Prefill) -> None:
@@ -206,14 +208,13 @@ class PrefillWorker:
         if not prefill.transfer.done.done():  # a thread still reads the blocks: they stay held
             post_to_engine(self._loop, lambda engine: engine.cancel(prefill.sequence_id))
 
-    def _on_transfer_over(self, prefill: Prefill, outcome: Future[TransferReport | None]) -> None:
+    def _on_transfer_over(self, sequence_id: str, outcome: Future[TransferReport | None]) -> None:
         """From whichever thread ended it: nobody reads the blocks any more."""
-        post_to_engine(self._loop, lambda engine: self._end(engine, prefill))
-        self._asyncio.call_soon_threadsafe(self._forget, prefill, outcome)
+        post_to_engine(self._loop, lambda engine: self._end(engine, sequence_id))
+        self._asyncio.call_soon_threadsafe(self._forget, sequence_id, outcome)
 
-    def _forget(self, prefill: Prefill, outcome: Future[TransferReport | None]) -> None:
-        prefill.set_outcome(outcome)
-        del self._prefills[prefill.sequence_id]
+    def _forget(self, sequence_id: str, outcome: Future[TransferReport | None]) -> None:
+        self._prefills.pop(sequence_id).set_outcome(outcome)
         if not self._prefills:
             self._is_idle.set()
 
@@ -225,10 +226,10 @@ class PrefillWorker:
             self._computing[prefill.sequence_id] = prefill
             self._load = engine.snapshot()
 
-    def _end(self, engine: Engine, prefill: Prefill) -> None:
-        if self._computing.pop(prefill.sequence_id, None) is not None:
-            engine.cancel(prefill.sequence_id)
-            engine.release_hold(prefill.sequence_id)
+    def _end(self, engine: Engine, sequence_id: str) -> None:
+        if self._computing.pop(sequence_id, None) is not None:
+            engine.cancel(sequence_id)
+            engine.release_hold(sequence_id)
             self._load = engine.snapshot()
 
     def _watch_layers(self, engine: Engine) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import threading
 import time
 
@@ -11,6 +12,7 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from decode_worker.worker import DecodeWorker
 from engine.loop import EngineLoop
+from engine.request import SequenceRequest
 from kv_transfer.send_queue import SenderConfig
 from kv_transfer.transport.memory import Faults
 from pdserve.v1 import cluster_pb2, worker_pb2, worker_pb2_grpc
@@ -131,6 +133,28 @@ async def test_the_engine_outlives_its_roles(
 
 async def _way_to_new_decoder(cluster: Cluster, prefill: PrefillWorker) -> Route:
     return Route(cluster.prefill_stub(prefill), await cluster.subscribe(await cluster.decode_worker()))
+
+
+async def test_neither_worker_keeps_a_prompt_whose_answer_is_over(cluster: Cluster) -> None:
+    """Not even as garbage in a circle, which many prompts may pile up before Python looks for it."""
+    way = Route(
+        cluster.prefill_stub(await cluster.prefill_worker()),
+        await cluster.subscribe(await cluster.decode_worker()),
+    )
+
+    def num_kept() -> int:
+        return sum(type(each) is SequenceRequest for each in gc.get_objects())
+
+    gc.collect()
+    gc.disable()
+    try:
+        before = num_kept()
+        for number in range(8):
+            await way.generate(spec(prompt(40, number), 3))
+        # A thread that sleeps still has its last call at hand.
+        await eventually(lambda: num_kept() - before <= 2, timeout_s=5.0)
+    finally:
+        gc.enable()
 
 
 async def test_health_and_describe_answer_while_both_workers_are_saturated(cluster: Cluster) -> None:
