@@ -158,8 +158,9 @@ class Outbound:
         except FrameError as error:
             self.on_lost(Unavailable(f"no answer but garbage: {error}", reason="KV_STREAM_BROKEN"))
             return
+        now = time.monotonic()
         with self._wake:
-            answered = [self._queue.answered(header) for header in answers]
+            answered = [self._queue.answered(header, now) for header in answers]
             over = [transfer for transfer in answered if transfer is not None and self._settle(transfer)]
             self._wake.notify_all()
         for transfer in over:

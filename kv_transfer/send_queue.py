@@ -106,14 +106,14 @@ class SendQueue:
     def patience_s(self, now: float) -> float | None:
         """Until a sign of life is due, or the peer was silent for too long. None: nothing to wait for."""
         times = [t.renew_at for t in self._transfers.values() if t.num_unanswered == 0]
-        oldest = self._window.oldest_sent_at()
-        if oldest is not None:
-            times.append(oldest + self._config.ack_timeout_s)
+        silent_since = self._window.silent_since()
+        if silent_since is not None:
+            times.append(silent_since + self._config.ack_timeout_s)
         return max(0.0, min(times) - now) if times else None
 
     def is_peer_silent(self, now: float) -> bool:
-        oldest = self._window.oldest_sent_at()
-        return oldest is not None and now - oldest >= self._config.ack_timeout_s
+        silent_since = self._window.silent_since()
+        return silent_since is not None and now - silent_since >= self._config.ack_timeout_s
 
     def withdraw(self, transfer: Transfer, error: PdserveError | None) -> None:
         """P takes a living transfer back: for `error`, or because its first token ended the sequence."""
@@ -124,9 +124,9 @@ class SendQueue:
         self._farewells.append(Abort(transfer.key, reason))
         self._end(transfer, TransferState.NOT_NEEDED if error is None else TransferState.FAILED, error)
 
-    def answered(self, header: Ack | Refused) -> Transfer | None:
+    def answered(self, header: Ack | Refused, now: float) -> Transfer | None:
         """The transfer that this answer is for; None for the answer to a duplicate."""
-        transfer = self._window.answered(header.key, header.seq)
+        transfer = self._window.answered(header.key, header.seq, now)
         if transfer is not None and not transfer.is_ended:
             self._apply(transfer, header)
         return transfer

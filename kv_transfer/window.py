@@ -27,6 +27,7 @@ class Window:
     def __init__(self, max_bytes: int) -> None:
         self.max_bytes = max_bytes
         self._num_bytes = 0
+        self._answered_at = 0.0
         # Oldest first.
         self._frames: OrderedDict[tuple[TransferKey, int], _Unanswered] = OrderedDict()
 
@@ -44,12 +45,13 @@ class Window:
         transfer.num_unanswered += 1
         transfer.num_payloads_unanswered += payload_bytes > 0
 
-    def answered(self, key: TransferKey, seq: int) -> Transfer | None:
+    def answered(self, key: TransferKey, seq: int, now: float) -> Transfer | None:
         """Whose frame it was; None for the answer to a duplicate. Answers come in order: what the transfer
         sent before this frame will get none any more."""
         frame = self._frames.get((key, seq))
         if frame is None:
             return None
+        self._answered_at = now
         older = takewhile(lambda name: name != (key, seq), self._frames)
         for name in [name for name in older if name[0] == key]:
             self._remove(name)
@@ -63,9 +65,11 @@ class Window:
         frame.transfer.num_unanswered -= 1
         frame.transfer.num_payloads_unanswered -= frame.payload_bytes > 0
 
-    def oldest_sent_at(self) -> float | None:
+    def silent_since(self) -> float | None:
+        """From when on the peer has owed answers and given none: on a slow way each may be late, and
+        they come. None: it owes nothing."""
         oldest = next(iter(self._frames.values()), None)
-        return oldest.sent_at if oldest is not None else None
+        return None if oldest is None else max(oldest.sent_at, self._answered_at)
 
     def check_integrity(self) -> None:
         if self._num_bytes != sum(f.payload_bytes for f in self._frames.values()):

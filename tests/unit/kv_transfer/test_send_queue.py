@@ -53,8 +53,8 @@ def kinds(queue: SendQueue, now: float = 0.0) -> list[str]:
     return [f"{type(d.header).__name__} {d.header.key.transfer_id}" for d in due]
 
 
-def ack(queue: SendQueue, one: Transfer, seq: int) -> Transfer | None:
-    return queue.answered(Ack(one.key, seq))
+def ack(queue: SendQueue, one: Transfer, seq: int, now: float = 0.0) -> Transfer | None:
+    return queue.answered(Ack(one.key, seq), now)
 
 
 @pytest.mark.parametrize(("source", "target"), list(itertools.product(STATES, STATES)))
@@ -137,6 +137,23 @@ def test_a_silent_peer_is_noticed(queue: SendQueue) -> None:
     assert not queue.is_peer_silent(100.0)
 
 
+def test_a_peer_that_answers_slowly_is_not_silent(queue: SendQueue) -> None:
+    """A window's frames on a slow way: each waits for longer than a silent peer is borne."""
+    one = transfer("a", num_blocks=8)
+    queue.add(one)
+    one.progress.offer_blocks(8)
+    queue.next(0.0)
+    ack(queue, one, 0, now=1.0)
+    assert kinds(queue, now=1.0) == ["Blocks a", "Blocks a"]
+    for seq, now in ((1, 4.0), (2, 8.0), (3, 12.0)):
+        assert not queue.is_peer_silent(now)
+        ack(queue, one, seq, now)
+        assert kinds(queue, now) == ["Blocks a"]
+        assert queue.patience_s(now) == CONFIG.ack_timeout_s
+    assert not queue.is_peer_silent(16.9)
+    assert queue.is_peer_silent(17.0)
+
+
 @pytest.mark.parametrize("error", [None, Aborted("gone")])
 def test_a_transfer_that_is_taken_back_says_so_even_before_its_open(
     queue: SendQueue, error: PdserveError | None
@@ -158,7 +175,7 @@ def test_a_refusal_fails_its_transfer_and_the_rest_of_it_stays_in_the_window(que
     queue.next(0.0)
     ack(queue, one, 0)
     kinds(queue)
-    assert queue.answered(Refused(one.key, 1, 15, "KV_CHECKSUM", "damaged")) is one
+    assert queue.answered(Refused(one.key, 1, 15, "KV_CHECKSUM", "damaged"), 0.0) is one
     assert isinstance(one.error, DataLoss)
     assert one.error.reason == "KV_CHECKSUM"
     assert kinds(queue) == ["Closed a"]
@@ -167,7 +184,7 @@ def test_a_refusal_fails_its_transfer_and_the_rest_of_it_stays_in_the_window(que
     assert queue.is_peer_silent(5.0)
     with pytest.raises(FailedPrecondition):
         queue.add(transfer("a"))
-    assert queue.answered(Refused(one.key, 2, 15, "KV_CHECKSUM", "damaged")) is one
+    assert queue.answered(Refused(one.key, 2, 15, "KV_CHECKSUM", "damaged"), 0.0) is one
     assert one.num_payloads_unanswered == 0
     assert not queue.is_peer_silent(5.0)
     queue.check_integrity()
