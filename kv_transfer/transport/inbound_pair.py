@@ -85,6 +85,7 @@ class InboundPair(threading.Thread):
         self._room = threading.Semaphore(NUM_POSTED)
         self._buffers: queue.SimpleQueue[torch.Tensor] = queue.SimpleQueue()
         self._taker = threading.Thread(target=self._take_all, name="kv-arrived", daemon=True)
+        self._has_taker_left = False
 
     def answers(self) -> Iterator[bytes]:
         """On gRPC's thread. Raises FrameError."""
@@ -151,6 +152,8 @@ class InboundPair(threading.Thread):
             raise FrameError(f"a payload of {num_bytes} bytes apart, {len(inside)} in the frame")
         require_read(self._answers.qsize())
         self._room.acquire()
+        if self._has_taker_left:
+            raise PairBroken("payloads are taken no more")
         landing = self._sink.land(self._stream, header)
         try:
             payload = self._post(pair, landing, num_bytes)
@@ -189,8 +192,9 @@ class InboundPair(threading.Thread):
         except FrameError as error:
             self._error = error
         finally:
+            self._has_taker_left = True
             self._answers.put(None)
-            self._room.release(NUM_POSTED)  # nobody is to wait for a taker that has left
+            self._room.release()  # nobody is to wait for a taker that has left
 
     def _taken(self, due: _Payload | bytes) -> bytes | None:
         if isinstance(due, bytes):

@@ -227,6 +227,29 @@ def test_a_receiver_without_memory_gives_the_blocks_back(monkeypatch: pytest.Mon
         both.events.wait_for("freed", target.key)
 
 
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
+def test_a_receiver_without_memory_reads_no_further(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Although more is announced than it has room for, and its stream's end is slow."""
+    answers = InboundPair.answers
+
+    def fails(*_: object) -> None:
+        raise RuntimeError("out of memory")
+
+    def ends_late(inbound: InboundPair) -> Iterator[bytes]:
+        yield from answers(inbound)
+        time.sleep(0.5)
+
+    monkeypatch.setattr(BufferBlocks, "write", fails)
+    monkeypatch.setattr(InboundPair, "answers", ends_late)
+    with HandOver("collective", config=SenderConfig(frame_bytes=LAYOUT.block_bytes)) as both:
+        target = both.reserve("a", tuple(range(12)))
+        transfer = both.send_all(target, tuple(range(12)))
+        with pytest.raises(Unavailable):
+            transfer.done.result(timeout=WAIT_S)
+        both.events.wait_for("freed", target.key)
+        assert wait_until(lambda: "kv-announced" not in pair_threads())
+
+
 def test_an_idle_pair_sleeps() -> None:
     with HandOver("collective") as both:
         target = both.reserve("a", (0,))
