@@ -23,6 +23,8 @@ SLOW_READER = "SLOW_READER"
 STALLED = "WORKER_STALLED"
 LEAVES = "WORKER_LEAVES"
 _MOVED = frozenset({"DRAINING", "STOPPING", "STOPPED", STALLED, LEAVES})
+# Beyond any limit; after a thousand a float overflows.
+_MOST_DOUBLINGS = 64
 
 
 class Verdict(Enum):
@@ -77,5 +79,8 @@ def terminal(error: PdserveError, *, num_tokens: int, num_losses: int) -> Pdserv
 
 
 def back_off_s(num_failures: int, *, base_s: float = 0.02, limit_s: float = 1.0) -> float:
-    """Doubles with each failure in a row (from 1); jittered, so that a crowd does not come back as one."""
-    return min(limit_s, base_s * 2.0 ** (num_failures - 1)) * random.uniform(0.5, 1.0)
+    """Doubles with each failure in a row (from 1), of which there may be any number; jittered, so that a
+    crowd does not come back as one.
+    """
+    doubled_s = base_s * 2.0 ** min(num_failures - 1, _MOST_DOUBLINGS)
+    return min(limit_s, doubled_s) * random.uniform(0.5, 1.0)

@@ -57,7 +57,8 @@ def _worth(member: Member) -> tuple[int, int]:
 
 def retry_delay_s(num_failures: int) -> float:
     """How long after so many failed starts in a row the next one waits."""
-    return 0.0 if num_failures == 0 else min(_LONGEST_RETRY_DELAY_S, 2.0 ** (num_failures - 1))
+    # Ten doublings are beyond the limit, and after a thousand a float overflows: that is a night of failures.
+    return 0.0 if num_failures == 0 else min(_LONGEST_RETRY_DELAY_S, 2.0 ** min(num_failures - 1, 10))
 
 
 class Restarts:

@@ -117,7 +117,7 @@ def test_what_a_workers_error_means(error: PdserveError, verdict: Verdict) -> No
 
 
 def test_back_off_doubles_up_to_its_limit() -> None:
-    for failures, top in ((1, 0.02), (2, 0.04), (3, 0.08), (50, 1.0)):
+    for failures, top in ((1, 0.02), (2, 0.04), (3, 0.08), (50, 1.0), (100_000, 1.0)):
         waits = [back_off_s(failures) for _ in range(50)]
         assert top / 2 <= min(waits) <= max(waits) <= top
 
