@@ -2,7 +2,8 @@
 
 A request leaves it only when some prefill worker can start it soon; until then it holds nothing anywhere
 and can still go to any worker. The queue is bounded for new requests. One that was admitted and comes
-back (no room, lost workers) keeps its place in the order and is never refused.
+back (no room, lost workers) keeps its place in the order and is never refused. One that found no room asks
+again alone: smaller ones beside it would take whatever becomes free, and it would never be enough.
 """
 
 from __future__ import annotations
@@ -41,6 +42,8 @@ class Admission:
         self._clock = clock
         self._waiting: list[Ticket] = []
         self._no_room_timer: asyncio.TimerHandle | None = None
+        # Who asks for room again. Until there is an answer nobody else leaves.
+        self._asking: Attempt | None = None
         # Since when somebody waits, or since the last one left while others waited; None: nobody does.
         self._waits_since: float | None = None
         self._grant_interval_s = 1.0
@@ -91,7 +94,7 @@ class Admission:
                 if not ticket.granted.done():
                     ticket.granted.set_exception(error)
             self._waiting.clear()
-        while self._waiting and self._no_room_timer is None:
+        while self._waiting and self._no_room_timer is None and self._asking is None:
             ticket = self._next()
             too_late = self._placing.too_late(ticket.attempt)
             if too_late is None and not self._placing.place(ticket.attempt):
@@ -103,6 +106,8 @@ class Admission:
                 continue
             if not ticket.granted.done():
                 ticket.granted.set_result(None)
+            if ticket.attempt.request.num_refusals:
+                self._asking = ticket.attempt
             self._note_grant()
 
     def _next(self) -> Ticket:
@@ -117,6 +122,12 @@ class Admission:
         """Decode memory is full: nobody leaves the queue until room is reported, or time has passed."""
         if self._no_room_timer is None:
             self._no_room_timer = asyncio.get_running_loop().call_later(retry_s, self.room)
+
+    def answered(self, attempt: Attempt) -> None:
+        """It has room, or it has none, or it has been given up. Idempotent."""
+        if self._asking is attempt:
+            self._asking = None
+            self.grant()
 
     def room(self) -> None:
         if self._no_room_timer is not None:

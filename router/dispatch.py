@@ -106,6 +106,7 @@ class Dispatcher:
         for worker in self._placing.decode_candidates(attempt):
             if worker.is_usable and await self._reserve_on(worker, attempt):
                 request.num_refusals = 0
+                self.admission.answered(attempt)
                 _note_affinity(attempt)
                 request.move(RequestState.RESERVED)
                 request.tell(Moment.RESERVED, worker.info.id)
@@ -231,6 +232,7 @@ class Dispatcher:
             attempt.prefill_worker.holdings.discharge(attempt.key)
         while attempt.holds:
             self._releaser.release(attempt.holds.pop())
+        self.admission.answered(attempt)
 
     @contextmanager
     def _tracked(self, request: Request) -> Iterator[None]:

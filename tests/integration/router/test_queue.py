@@ -28,3 +28,24 @@ async def order_of_prefills(cluster: Cluster, lengths: tuple[int, ...]) -> list[
 async def test_the_queue_has_the_order_that_is_set(model_dir: Path, order: str, expected: list[int]) -> None:
     async with running(model_dir, queue_order=order, prefill_backlog_tokens=1) as cluster:
         assert await order_of_prefills(cluster, (30, 4, 20, 1)) == expected
+
+
+async def test_small_prompts_do_not_take_the_room_that_a_large_one_waits_for(cluster: Cluster) -> None:
+    """Eight clients ask for a block each, again and again; a prompt that needs all ten has its turn."""
+    cluster.d.num_blocks, cluster.d.step_s = 10, 0.005
+    num_small, num_enough = 0, 100
+    large_is_done = asyncio.Event()
+
+    async def ask_again_and_again(number: int) -> None:
+        nonlocal num_small
+        while num_small < num_enough and not large_is_done.is_set():
+            await cluster.client.generate([number] * 4, max_tokens=10 + 3 * number)
+            num_small += 1
+
+    async def ask_for_all() -> None:
+        await until(lambda: len(cluster.d.reserved) == 8)
+        await cluster.client.generate([9] * 40, max_tokens=2)
+        large_is_done.set()
+
+    await asyncio.gather(ask_for_all(), *(ask_again_and_again(number) for number in range(8)))
+    assert num_small < num_enough

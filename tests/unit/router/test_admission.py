@@ -114,6 +114,23 @@ async def test_nobody_leaves_while_decode_memory_is_full() -> None:
     await asyncio.wait_for(queue.enter(attempt()), 5)
 
 
+async def test_who_found_no_room_asks_again_alone() -> None:
+    places = Places(5)
+    queue = admission(places)
+    queue.no_room(retry_s=60)
+    refused = attempt(1.0)
+    refused.request.num_refusals = 1
+    tasks = [await waiting(queue, each) for each in (refused, attempt(2.0))]
+    queue.room()
+    assert places.placed == [1.0]
+    queue.grant()
+    assert places.placed == [1.0]
+    queue.answered(refused)
+    queue.answered(refused)
+    await asyncio.gather(*tasks)
+    assert places.placed == [1.0, 2.0]
+
+
 async def test_waiting_in_vain_is_told_to_all() -> None:
     places = Places(0)
     queue = admission(places)
