@@ -63,7 +63,9 @@ class Placing:
     def _least_s(self, num_tokens: int) -> float:
         role = Role.COLOCATED if self._table.route is Route.COLOCATED else Role.PREFILL
         workers = self._table.usable(role)
-        return min((worker.pace.least_s(num_tokens) for worker in workers), default=0.0)
+        return min(
+            (each.pace.least_s(num_tokens, not each.holdings.charges) for each in workers), default=0.0
+        )
 
     def uncached_tokens(self, attempt: Attempt) -> int:
         """Of those to be prefilled, the ones that are not known to lie in the cache of a prefill worker: one

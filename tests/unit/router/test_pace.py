@@ -34,6 +34,17 @@ def test_a_slower_prompt_counts_little_and_many_of_them_count() -> None:
     assert 1.9 < pace.least_s(4000) <= 2.0
 
 
+def test_an_idle_worker_is_tried_again_some_time_after_the_last_prompt_that_counted() -> None:
+    now = 100.0
+    pace = Pace(lambda: now)
+    pace.note(300, 30.0)  # it met a compile
+    now += 61.0
+    assert pace.least_s(4000) == pace.least_s(4000, is_idle=False) == 200.0
+    assert pace.least_s(4000, is_idle=True) == 0
+    pace.note(4000, 2.0)
+    assert pace.least_s(4000, is_idle=True) == 1.0
+
+
 def test_a_seen_beginning_is_found_to_its_last_stride_and_a_little_more() -> None:
     seen, dice = SeenPrefixes(), random.Random(1)
     prompt = [dice.randrange(50_000) for _ in range(2000)]
