@@ -18,6 +18,7 @@ from router.admission import Admission
 from router.attempt import Attempt, Hold
 from router.config import RouterSettings
 from router.events import Moment
+from router.failure import FAILURES, failure_of
 from router.fleet.placing import Placing
 from router.fleet.worker import Worker
 from router.fleet.worker_info import SequenceKey
@@ -241,17 +242,15 @@ class Dispatcher:
             self.admission.refuse_if_full()
         transfer_id = request.plan.transfer_id
         self._in_flight.add(transfer_id)
-        outcome = "CANCELLED"
+        outcome = "NONE"
         request.tell(Moment.RECEIVED, at=request.timeline.received_at)
         try:
             yield
             ending = request.transcript.ending
-            outcome = generation_pb2.FinishReason.Name(ending.reason) if ending is not None else "NONE"
-        except PdserveError as error:
-            outcome = error.code.name
-            raise
-        except asyncio.CancelledError:
-            outcome = "DEADLINE_EXCEEDED" if request.deadline.has_passed else "CANCELLED"
+            if ending is not None:
+                outcome = generation_pb2.FinishReason.Name(ending.reason)
+        except FAILURES as error:
+            outcome = failure_of(error, request.deadline).code
             raise
         finally:
             self._in_flight.discard(transfer_id)

@@ -285,6 +285,21 @@ async def test_every_request_is_told_from_received_to_finished(cluster: Cluster)
     assert len({event.transfer_id for event in events}) == 1
 
 
+async def test_a_bug_is_told_as_one(cluster: Cluster) -> None:
+    outcomes: list[str | None] = []
+
+    def listen(event: LifetimeEvent) -> None:
+        if event.moment is Moment.RESERVED:
+            raise RuntimeError("nobody foresaw it")
+        if event.moment is Moment.FINISHED:
+            outcomes.append(event.outcome)
+
+    cluster.router.on_event(listen)
+    with pytest.raises(errors.Internal):
+        await cluster.client.generate(PROMPT, max_tokens=5)
+    assert outcomes == ["INTERNAL"]
+
+
 async def test_blocks_asked_for_count_before_a_worker_reports_them(model_dir: Path) -> None:
     async with running(model_dir, num_decodes=2) as cluster:
         for decode in cluster.decodes:
