@@ -23,6 +23,7 @@ logger = logging.getLogger(__name__)
 
 _LOOK_EVERY_S = 0.25
 _ENDED = (WorkerState.STOPPED, WorkerState.DEAD)
+_LIVING = (WorkerState.READY, WorkerState.UNHEALTHY)
 _IS_CLOSED = "is scaled to 0: requests wait until there is a worker"
 
 
@@ -185,12 +186,17 @@ class WorkerTable:
 
     @property
     def unrecoverable_reason(self) -> str | None:
+        """One that lives, if not usable right now, will be again: it is others that cannot be started."""
         route = self.route
         for role in route.value if route is not None else ():
             reason = self._pools[role]
-            if reason is not None and not self.usable(role):
+            if reason is not None and not self._lives(role):
                 return f"the {role.name.lower()} pool cannot recover: {reason}"
         return None
+
+    def _lives(self, role: Role) -> bool:
+        """By the controller's word."""
+        return any(each.info.role is role and each.state in _LIVING for each in self._workers.values())
 
     @property
     def reason_to_wait(self) -> str | None:

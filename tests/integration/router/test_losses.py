@@ -27,6 +27,18 @@ async def test_a_decode_worker_lost_mid_stream_is_resumed_with_the_same_tokens(m
         assert answer.completions[0].num_resumes == 2
 
 
+async def test_a_worker_that_runs_is_waited_for_where_others_of_its_pool_cannot_start(
+    cluster: Cluster,
+) -> None:
+    pools = cluster.pools()
+    pools[1].target, pools[1].unrecoverable_reason = 2, "no second GPU"
+    await cluster.control.show(pools)
+    await until(lambda: cluster.router.table.targets[Role.DECODE] == 2)
+    cluster.d.die_after_tokens = 7  # its stream is opened again
+    answer = await cluster.client.generate(PROMPT, max_tokens=20, seed=1)
+    assert answer.token_ids == expected(PROMPT, 1, 20)
+
+
 async def test_a_killed_decode_workers_sequences_go_on_elsewhere(model_dir: Path) -> None:
     async with running(model_dir, num_decodes=2) as cluster:
         for decode in cluster.decodes:
