@@ -19,10 +19,11 @@ from pdserve.v1.errors import (
 
 LAYOUT_MISMATCH = "LAYOUT_MISMATCH"
 SLOW_READER = "SLOW_READER"
-# What a worker says that drains, or has drained, and what this router says of one that gives no sign of life.
+# What a worker says that drains, or has drained, or (as it refuses new work) whose engine is gone; and what
+# this router says of one that gives no sign of life.
 STALLED = "WORKER_STALLED"
 LEAVES = "WORKER_LEAVES"
-_MOVED = frozenset({"DRAINING", "STOPPING", "STOPPED", STALLED, LEAVES})
+_MOVED = frozenset({"DRAINING", "STOPPING", "STOPPED", "FAILED", STALLED, LEAVES})
 # Beyond any limit; after a thousand a float overflows.
 _MOST_DOUBLINGS = 64
 

@@ -147,6 +147,17 @@ async def test_a_prefill_worker_that_drains_costs_no_retry(model_dir: Path, reas
         assert answer.completions[0].num_resumes == 2
 
 
+async def test_a_prefill_worker_whose_engine_is_gone_costs_no_retry_until_it_is_replaced(
+    cluster: Cluster,
+) -> None:
+    """It answers, and takes nothing, until the controller has seen it: longer than a few retries take."""
+    cluster.p.fail_always = errors.Unavailable("prefill-0 is failed", reason="FAILED")
+    work = asyncio.ensure_future(cluster.client.generate(PROMPT, max_tokens=5, seed=1, timeout=30))
+    await until(lambda: work.done() or cluster.p.num_prefills > 5)
+    cluster.p.fail_always = None
+    assert (await work).token_ids == expected(PROMPT, 1, 5)
+
+
 async def test_sequences_that_a_worker_ends_as_it_stops_move_at_no_cost(model_dir: Path) -> None:
     async with running(model_dir, num_decodes=2, **IMPATIENT) as cluster:
         work, busy = await streaming(cluster)

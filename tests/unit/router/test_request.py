@@ -107,7 +107,7 @@ def test_damaged_twice_is_data_loss() -> None:
         (FailedPrecondition("", reason="LAYOUT_MISMATCH"), Verdict.FINAL),
         (ResourceExhausted(""), Verdict.WAIT),
         *((Unavailable("", reason=reason), Verdict.MOVE) for reason in ("DRAINING", "STOPPING", "STOPPED")),
-        *((Unavailable("", reason=reason), Verdict.MOVE) for reason in (STALLED, LEAVES)),
+        *((Unavailable("", reason=reason), Verdict.MOVE) for reason in ("FAILED", STALLED, LEAVES)),
         (Internal(""), Verdict.FINAL),
         (InvalidArgument(""), Verdict.FINAL),
     ],
