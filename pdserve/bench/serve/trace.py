@@ -10,7 +10,7 @@ import csv
 import json
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
-from datetime import datetime
+from datetime import datetime, timezone
 from pathlib import Path
 
 from pdserve.bench.errors import BenchError
@@ -81,10 +81,13 @@ def _azure(lines: Iterable[str]) -> Iterator[TraceRow]:
 
 
 def _seconds(timestamp: str) -> float:
-    """Fractions have seven digits, more than datetime reads."""
-    whole, _, rest = timestamp.partition(".")
-    digits = rest[: len(rest) - len(rest.lstrip("0123456789"))]
-    moment = datetime.fromisoformat(whole + "+00:00" if digits else timestamp)
+    """Fractions have seven digits, more than datetime reads. What names no zone is UTC, wherever that is."""
+    whole, _, rest = timestamp.strip().partition(".")
+    zone = rest.lstrip("0123456789")
+    digits = rest[: len(rest) - len(zone)]
+    moment = datetime.fromisoformat((whole + zone).replace("Z", "+00:00"))
+    if moment.tzinfo is None:
+        moment = moment.replace(tzinfo=timezone.utc)
     return moment.timestamp() + (float(f"0.{digits}") if digits else 0.0)
 
 

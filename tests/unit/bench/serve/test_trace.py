@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import time
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -47,6 +49,25 @@ def test_timestamps_with_a_zone_are_read_too(tmp_path: Path) -> None:
     lines = AZURE.replace("5000000,", "500000+00:00,").replace(".7500001,", "+00:00,")
     trace = read_trace(azure(tmp_path, lines))
     assert [row.at_s for row in trace.rows] == pytest.approx([0, 0.5, 3.0], abs=1e-6)
+
+
+@pytest.fixture
+def far_from_utc(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    monkeypatch.setenv("TZ", "EST5")
+    time.tzset()
+    yield
+    monkeypatch.undo()
+    time.tzset()
+
+
+@pytest.mark.parametrize("zone", ["", "Z", "+02:00"])
+def test_times_with_and_without_fractions_are_of_one_zone(
+    tmp_path: Path, far_from_utc: None, zone: str
+) -> None:
+    times = ("2023-11-16 18:15:46.5", "2023-11-16 18:15:47", "2023-11-16 18:15:48.25")
+    rows = "".join(f"{time}{zone},5,5\n" for time in times)
+    trace = read_trace(azure(tmp_path, f"TIMESTAMP,ContextTokens,GeneratedTokens\n{rows}"))
+    assert [row.at_s for row in trace.rows] == pytest.approx([0, 0.5, 1.75], abs=1e-6)
 
 
 def test_mooncake_has_milliseconds_and_blocks(tmp_path: Path) -> None:
