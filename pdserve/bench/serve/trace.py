@@ -59,7 +59,7 @@ def read_trace(path: Path) -> Trace:
     try:
         for row in read(text.splitlines()):
             rows.append(row)
-    except (ValueError, KeyError, TypeError) as error:
+    except (ValueError, KeyError, TypeError, csv.Error) as error:
         raise BenchError(f"{path}: request {len(rows) + 1} is not as expected: {error}") from error
     if not rows:
         raise BenchError(f"{path}: no requests in it")
@@ -94,7 +94,9 @@ def _seconds(timestamp: str) -> float:
 def _mooncake(lines: Iterable[str]) -> Iterator[TraceRow]:
     for line in lines:
         if line.strip():
-            row: Mapping[str, object] = json.loads(line)
+            row: object = json.loads(line)
+            if not isinstance(row, Mapping):
+                raise ValueError("it is no JSON object")
             ids = row.get("hash_ids")
             if ids is not None and not isinstance(ids, list):
                 raise ValueError("hash_ids is no list")

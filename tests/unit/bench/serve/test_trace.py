@@ -92,6 +92,8 @@ def test_rows_are_put_in_the_order_of_their_times(tmp_path: Path) -> None:
         ('{"timestamp": 0, "output_length": 1, "hash_ids": [1]}', "request 1 is not as expected"),
         ('{"timestamp": "a", "input_length": 5, "output_length": 1}', "'a' is no number"),
         ('{"timestamp": 0, ', "request 1 is not as expected"),
+        ('{"timestamp": 0, "input_length": 5, "output_length": 1}\n[7]', "request 2 .*it is no JSON object"),
+        (AZURE + '"2023-11-17 00:00:02.5' + 200_000 * "0", "request 4 is not as expected: field larger"),
     ],
 )
 def test_what_is_no_trace_is_told_with_the_request(tmp_path: Path, text: str, told: str) -> None:
