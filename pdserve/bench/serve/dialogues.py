@@ -56,6 +56,9 @@ def token_counter(path: Path) -> Callable[[str], int]:
         tokenizer = Tokenizer.from_file(str(file))
     except Exception as error:  # the library raises nothing narrower
         raise BenchError(f"{file} is no tokenizer: {error}") from error
+    # It may have been saved with both; the router sets them aside as well.
+    tokenizer.no_truncation()
+    tokenizer.no_padding()
     return lambda text: len(tokenizer.encode(text, add_special_tokens=False).ids)
 
 

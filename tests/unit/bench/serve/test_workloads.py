@@ -10,10 +10,11 @@ from statistics import mean, pstdev
 
 import numpy as np
 import pytest
+from tokenizers import Tokenizer, models, pre_tokenizers
 
 from pdserve.bench.errors import BenchError
 from pdserve.bench.serve.arrivals import random_arrivals
-from pdserve.bench.serve.dialogues import Dialogue, read_dialogues
+from pdserve.bench.serve.dialogues import Dialogue, read_dialogues, token_counter
 from pdserve.bench.serve.prompts import in_words
 from pdserve.bench.serve.trace import Trace, TraceRow
 from pdserve.bench.serve.workload import Limits, Prompt, Workload
@@ -187,6 +188,16 @@ def test_separators_of_lines_within_a_text_end_no_dialogue(tmp_path: Path) -> No
     file = tmp_path / "dialogues.jsonl"
     file.write_text(2 * (json.dumps({"conversations": turns}, ensure_ascii=False) + "\r\n"), newline="")
     assert read_dialogues(file, count_tokens=len) == [Dialogue(texts[0], 5)] * 2
+
+
+def test_a_tokenizer_counts_all_tokens_and_no_padding_whatever_it_was_saved_with(tmp_path: Path) -> None:
+    words = Tokenizer(models.WordLevel({"me": 0, "[UNK]": 1}, unk_token="[UNK]"))
+    words.pre_tokenizer = pre_tokenizers.Whitespace()
+    words.enable_truncation(4)
+    words.enable_padding(length=8)
+    words.save(str(tmp_path / "tokenizer.json"))
+    count = token_counter(tmp_path)
+    assert [count("me"), count("me " * 50)] == [1, 50]
 
 
 def test_no_dialogue_is_sent_twice() -> None:
