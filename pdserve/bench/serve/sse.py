@@ -51,7 +51,8 @@ def parse(line: bytes, heard: Heard) -> None:
 
 def _hear(choice: Mapping[str, object], heard: Heard) -> None:
     is_last = choice.get("finish_reason") is not None
-    if _has_tokens(choice, is_last):
+    # Behind the end comes usage, from some servers with an empty choice.
+    if not heard.is_finished and _has_tokens(choice, is_last):
         heard.on_tokens()
     heard.is_finished = heard.is_finished or is_last
 

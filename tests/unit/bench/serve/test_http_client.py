@@ -109,6 +109,17 @@ async def test_an_end_without_a_token_is_no_arrival(server: OpenAIServer) -> Non
     assert (await sent(Endpoint(server.url, model="made")))[1] == 2
 
 
+async def test_usage_with_an_empty_choice_is_no_arrival(server: OpenAIServer) -> None:
+    server.script = [
+        chunk({"index": 0, "delta": {"content": "a"}, "finish_reason": None}),
+        chunk({"index": 0, "delta": {}, "finish_reason": "stop"}),
+        chunk({"index": 0, "delta": {}}, usage={"prompt_tokens": 7, "completion_tokens": 1}),
+        DONE,
+    ]
+    answer, num_heard = await sent(Endpoint(server.url, Api.CHAT, "made"), asked("Hello?"))
+    assert (answer, num_heard) == (Answer(7, None, 1), 1)
+
+
 @pytest.mark.parametrize(
     ("status", "script", "code", "told"),
     [
