@@ -14,7 +14,7 @@ TBT_SHARE = 0.1
 
 @dataclass(frozen=True, slots=True)
 class Failure:
-    code: str  # a gRPC code, an HTTP code, or TIMEOUT, CONNECTION, BROKEN_STREAM, EMPTY
+    code: str  # a gRPC code, an HTTP code, or TIMEOUT, CONNECTION, BROKEN_STREAM, SEVERAL_ANSWERS, EMPTY
     message: str
 
 

@@ -50,6 +50,9 @@ def parse(line: bytes, heard: Heard) -> None:
 
 
 def _hear(choice: Mapping[str, object], heard: Heard) -> None:
+    """Raises RequestFailed for a second answer: gaps between the arrivals of two are nobody's."""
+    if choice.get("index"):
+        raise RequestFailed("SEVERAL_ANSWERS", "the server sends several answers to a request: ask for one")
     is_last = choice.get("finish_reason") is not None
     # Behind the end comes usage, from some servers with an empty choice.
     if not heard.is_finished and _has_tokens(choice, is_last):

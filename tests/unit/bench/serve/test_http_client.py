@@ -120,6 +120,14 @@ async def test_usage_with_an_empty_choice_is_no_arrival(server: OpenAIServer) ->
     assert (answer, num_heard) == (Answer(7, None, 1), 1)
 
 
+async def test_a_second_answer_to_one_request_is_refused(server: OpenAIServer) -> None:
+    one, other = ({"index": index, "text": "a", "finish_reason": None} for index in (0, 1))
+    server.script = [chunk(one), chunk(other), *tokens("b", "c"), DONE]
+    with pytest.raises(RequestFailed, match="several answers") as failure:
+        await sent(Endpoint(server.url, model="made", extra={"n": 2}))
+    assert failure.value.code == "SEVERAL_ANSWERS"
+
+
 @pytest.mark.parametrize(
     ("status", "script", "code", "told"),
     [
