@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Protocol
 
 from pdserve.bench.errors import BenchError
@@ -87,13 +87,16 @@ class LoadTest:
         return self.vocab_size or served.vocab_size or DEFAULT_VOCAB_SIZE
 
     def _workloads(self, served: Served) -> Callable[[], Workload]:
-        """Each is the same load with prompts of its own: the runs before have left theirs in caches."""
+        """Each is the same load with prompts of its own: the runs before have left theirs in caches. A search
+        has rates of its own: at the choice's, which may be all at once, the gaps would be lost.
+        """
+        choice = self.choice if self.search is None else replace(self.choice, rate=None)
         num_made = 0
 
         def make() -> Workload:
             nonlocal num_made
             num_made += 1
-            return make_workload(self.choice, self._vocab_size(served), self.prompt_seed + num_made)
+            return make_workload(choice, self._vocab_size(served), self.prompt_seed + num_made)
 
         return make
 

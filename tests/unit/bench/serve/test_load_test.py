@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Callable
 from pathlib import Path
 
@@ -81,6 +82,16 @@ async def test_a_search_measures_each_rate_with_the_same_load_and_new_prompts() 
     assert len(set(client.prompts)) == 1 + 2 * 6
     assert report.crossing is not None
     assert report.crossing.is_above
+
+
+async def test_a_search_takes_no_rate_for_its_own() -> None:
+    """`--rate inf` is all at once, which leaves no gaps that another rate could stretch."""
+    shown = Silent()
+    for each in (choice(rate=math.inf), choice(rate=3.0)):
+        await LoadTest(each, 1, slo=Slo(ttft_ms=60_000), search=Search((500.0, 900.0), 0.9)).measure(
+            Instant(), shown
+        )
+    assert shown.rates == [pytest.approx(rate) for rate in (500, 900)] * 2
 
 
 async def test_what_does_not_fit_is_told_before_anything_is_sent() -> None:
