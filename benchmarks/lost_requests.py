@@ -101,6 +101,17 @@ class Troublemaker:
         return (self._planned[self._num_begun].when + _AHEAD) * self._num_requests
 
 
+async def under_troubles(load: Load, asks: Sequence[Ask], maker: Troublemaker) -> float:
+    """When the last request ended. Raises what a trouble failed with, for clients wait for the next one."""
+
+    async def ask_all() -> float:
+        await load.ask_all(asks, maker.gate)
+        return time.monotonic()
+
+    ended, _ = await asyncio.gather(ask_all(), maker.run(load))
+    return ended
+
+
 async def measure(where: Served, options: argparse.Namespace, asks: Sequence[Ask]) -> RunReport:
     async with Client(where.address) as client:
         await warm_up(client, asks[:4], options.timeout)
@@ -117,10 +128,7 @@ async def measure(where: Served, options: argparse.Namespace, asks: Sequence[Ask
         with shown("under faults", len(asks)) as done:
             load = Load(where.address, options.clients, options.timeout, done)
             began = time.monotonic()
-            making = asyncio.ensure_future(maker.run(load))
-            await load.ask_all(asks, maker.gate)
-            ended = time.monotonic()
-            await making
+            ended = await under_troubles(load, asks, maker)
     comparison = await asyncio.to_thread(compare, load.answers, undisturbed, where.folder)
     return report(load.answers, comparison, maker.troubles, began, ended)
 

@@ -9,14 +9,14 @@ from typing import cast
 
 import pytest
 
-from benchmarks.lost_requests import Planned, Troublemaker
+from benchmarks.lost_requests import Planned, Troublemaker, under_troubles
 from benchmarks.under_faults import growth
 from benchmarks.under_faults.answers import Answer, End
 from benchmarks.under_faults.asks import Ask, Sizes, mixed
 from benchmarks.under_faults.load import Load
 from benchmarks.under_faults.report import report
 from benchmarks.under_faults.right import Comparison, compare
-from benchmarks.under_faults.troubles import Cluster, Trouble
+from benchmarks.under_faults.troubles import Cluster, NotWhole, Trouble
 from tests.models import tiny_model
 from tests.unit.engine.driving import Reference
 
@@ -104,3 +104,14 @@ async def test_clients_do_not_run_away_from_a_trouble_that_is_still_to_come() ->
     await asyncio.wait_for(maker.gate(56), 5)
     await asyncio.wait_for(running, 5)
     assert [trouble.what for trouble in maker.troubles] == ["killed late", "killed"]
+
+
+async def test_a_pool_that_is_never_whole_again_ends_the_run() -> None:
+    async def act(_: Cluster) -> Trouble:
+        raise NotWhole("after 300 s there are not 2 workers ready")
+
+    maker = Troublemaker(cast("Cluster", None), [Planned(0.1, act), Planned(0.5, act)], num_requests=40)
+    load = Load("127.0.0.1:1", 2, 1.0, lambda: None)
+    asks = mixed(40, Sizes(prompt=(2, 9), output=(3, 5)), seed=1)
+    with pytest.raises(NotWhole):
+        await asyncio.wait_for(under_troubles(load, asks, maker), 30)
