@@ -143,14 +143,16 @@ def serve(
     except KeyboardInterrupt:
         err.print("interrupted: what was out has been cancelled")
         raise typer.Exit(INTERRUPTED) from None
-    if as_json:
-        write(json.dumps(as_object(report)) + "\n")
-    else:
-        show(report)
-    if output is not None:
-        output.write_text(json.dumps(as_object(report, with_requests=True)) + "\n")
-    if plot is not None:
-        plot_report(report, plot)
+    try:
+        if as_json:
+            write(json.dumps(as_object(report)) + "\n")
+        else:
+            show(report)
+    finally:  # `| head` reads no more: what took so long to measure is kept all the same
+        if output is not None:
+            output.write_text(json.dumps(as_object(report, with_requests=True)) + "\n")
+        if plot is not None:
+            plot_report(report, plot)
 
 
 @dataclass(frozen=True, slots=True)

@@ -89,6 +89,22 @@ def report(*runs: RunResult, crossing: Crossing | None = None) -> Report:
     return Report(Served("tiny", 100, 100), 7, SLO, runs, crossing)
 
 
+def test_results_are_kept_where_nobody_reads_the_table(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def measured(*_: object) -> Report:
+        return report(result([record([0.1, 0.2])]))
+
+    def closed(_: Report) -> None:
+        raise BrokenPipeError
+
+    monkeypatch.setattr("pdserve.cli.bench_serve._measure", measured)
+    monkeypatch.setattr("pdserve.cli.bench_serve.show", closed)
+    file = tmp_path / "run.json"
+    assert isinstance(run(*NOBODY, "--output", str(file)).exception, BrokenPipeError)
+    assert json.loads(file.read_text())["model"] == "tiny"
+
+
 def shown(made: Report, capsys: pytest.CaptureFixture[str]) -> str:
     serve_report.show(made)
     return capsys.readouterr().out
