@@ -31,6 +31,7 @@ from pdserve.cli.console import INTERRUPTED, err, write
 from pdserve.cli.serve_progress import shown_runs
 from pdserve.cli.serve_report import as_object, show
 from pdserve.cli.target import Choice, Target, asks_router
+from pdserve.cli.unused_options import check_used
 from pdserve.cli.up import interrupted
 from pdserve.client import Credentials
 
@@ -44,6 +45,7 @@ _CLUSTER_TIMEOUT_S = 20.0
 @asks_router
 def serve(
     chosen: Choice,
+    context: typer.Context,
     objectives: options.MoreObjectives = None,
     url: options.Url = None,
     http: options.Http = False,
@@ -102,6 +104,7 @@ def serve(
     kind = Kind(workload.value)
     if trace is not None or sharegpt is not None:
         kind = Kind.TRACE if trace is not None else Kind.DIALOGUES
+    check_used(context, kind, is_http=url is not None or http or api is Api.CHAT)
     choice = WorkloadChoice(
         kind=kind,
         file=trace or sharegpt,

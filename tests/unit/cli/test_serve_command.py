@@ -52,12 +52,25 @@ def run(*arguments: str) -> Result:
         (["--plot", "plot.txt"], "plot.txt: a plot's file ends in .png, .svg, .pdf"),
         (["--trace", "/nowhere"], "does not exist"),
         (["--workload", "sharegpt"], "is not one of"),
+        (["--prefixes", "4"], "--prefixes has no use with --workload random"),
+        (["--workload", "conversation", "--input-tokens", "9"], "--input-tokens has no use"),
+        (["--max-output-tokens", "9"], "--max-output-tokens has no use with --workload random"),
+        (["--trace", __file__, "--burstiness", "0.5"], "--burstiness has no use with --trace"),
+        (["--trace", __file__, "--workload", "prefix"], "--workload has no use with --trace"),
+        (["--sharegpt", __file__, "--max-input-tokens", "9"], "no use with --sharegpt"),
     ],
 )
 def test_wrong_usage_is_told(arguments: list[str], told: str) -> None:
     done = run(*NOBODY, *arguments)
     assert done.exit_code == 2, done.output
     assert told in " ".join(done.output.replace("│", " ").split())
+
+
+@pytest.mark.parametrize("arguments", [["--model", "m"], ["--extra-body", "{}"]])
+def test_what_only_http_has_is_not_taken_for_grpc(arguments: list[str]) -> None:
+    done = run("--address", "127.0.0.1:9", *arguments)
+    assert done.exit_code == 2, done.output
+    assert f"{arguments[0]} is for HTTP: give --url or --http" in " ".join(done.output.split())
 
 
 def test_a_trace_and_dialogues_exclude_each_other(tmp_path: Path) -> None:
