@@ -86,10 +86,11 @@ class HttpClient:
                 async for line in _lines(response.content):
                     parse(line, heard)
                 return heard.answer()
-        except asyncio.TimeoutError as error:
-            raise RequestFailed("TIMEOUT", f"not done within {self._timeout.total} s") from error
+        # First: a connection that was not made in time is both.
         except aiohttp.ClientError as error:
             raise RequestFailed("CONNECTION", str(error) or type(error).__name__) from error
+        except asyncio.TimeoutError as error:
+            raise RequestFailed("TIMEOUT", f"not done within {self._timeout.total} s") from error
 
     def _open(self) -> aiohttp.ClientSession:
         if self._session is None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator
 
+import aiohttp
 import pytest
 
 from pdserve.bench.errors import BenchError
@@ -158,6 +159,18 @@ async def test_time_limits_and_lost_servers_are_failures(server: OpenAIServer) -
     assert failure.value.code == "TIMEOUT"
     with pytest.raises(RequestFailed) as failure:
         await sent(Endpoint("http://127.0.0.1:9", model="made"))
+    assert failure.value.code == "CONNECTION"
+
+
+async def test_a_connection_that_is_never_made_is_no_time_limit_of_the_request(
+    server: OpenAIServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(*_: object, **__: object) -> None:
+        raise aiohttp.ConnectionTimeoutError("Connection timeout to host")
+
+    monkeypatch.setattr(aiohttp.ClientSession, "post", full)
+    with pytest.raises(RequestFailed, match="Connection timeout to host") as failure:
+        await sent(Endpoint(server.url, model="made"))
     assert failure.value.code == "CONNECTION"
 
 
