@@ -133,8 +133,8 @@ def serve(
     )
     if url is not None and (chosen.address is not None or chosen.name is not None or http):
         raise typer.BadParameter("--url stands for itself: no --address, --name or --http beside it")
-    router = None if url else chosen.target()
-    shown = replace(chosen.credentials, api_key=api_key) if url else chosen.credentials
+    router = None if url is not None else chosen.target()
+    shown = chosen.credentials if url is None else replace(chosen.credentials, api_key=api_key)
     where = _Where(url, router, http, api, model, shown, options.parse_object(extra_body))
     for path in filter(None, (plot, output)):
         _check_folder(path)
@@ -215,7 +215,7 @@ async def _client(where: _Where, sampling: Sampling, timeout_s: float) -> AsyncI
         return
     from pdserve.bench.serve.http_client import HttpClient
 
-    url = where.url or await _http_of(where.router)
+    url = await _http_of(where.router) if where.url is None else where.url
     shown = where.shown
     endpoint = Endpoint(
         url, where.api, where.model, shown.api_key, where.extra_body, shown.ca, shown.cert, shown.key

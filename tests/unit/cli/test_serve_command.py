@@ -83,6 +83,7 @@ def test_a_trace_and_dialogues_exclude_each_other(tmp_path: Path) -> None:
     ("arguments", "told"),
     [
         (NOBODY, "no server answers at http://127.0.0.1:9/v1/models"),
+        (("--url", ""), "no server answers at /v1/models"),  # as of a variable that is not set
         ((*NOBODY, "--plot", "/nowhere/plot.png"), "there is no such folder"),
         ((*NOBODY, "--output", "/nowhere/file.json"), "there is no such folder"),
     ],
