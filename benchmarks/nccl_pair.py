@@ -95,15 +95,20 @@ def main() -> int:
     server.start()
     context = multiprocessing.get_context("spawn")
     orders, theirs = context.Pipe()
-    process = context.Process(target=prefill, args=(theirs, server.address, trust))
+    process = context.Process(target=prefill, args=(theirs, server.address, trust), daemon=True)
     process.start()
+    theirs.close()  # held by the other process alone, its end is heard here
     num_bytes = NUM_BLOCKS * LAYOUT.block_bytes
     torch.manual_seed(1)
     wanted = torch.randn(pool.tensor.shape, dtype=torch.bfloat16)
     for number in range(NUM_TRANSFERS):
         key = reserve(table, f"t{number}")
         orders.send(key.transfer_id)
-        seconds = orders.recv()
+        try:
+            seconds = orders.recv()
+        except (EOFError, ConnectionResetError):
+            print(f"transfer {number}: FAILED, the sending process has ended")
+            return 1
         if table.consume(key) is None or not torch.equal(pool.tensor.cpu(), wanted):
             print(f"transfer {number}: WRONG BYTES")
             return 1
