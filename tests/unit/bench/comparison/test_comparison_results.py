@@ -45,6 +45,12 @@ def test_a_point_is_in_the_file_at_once_and_whole(tmp_path: Path) -> None:
     assert [path.name for path in tmp_path.iterdir()] == ["results.json"]
 
 
+def test_no_two_points_have_the_same_prompts() -> None:
+    rates = (0.055, 0.06, 0.101, 0.104, 1.0, 12.0)
+    seeds = {goodput.prompt_seed(seed, rate) for seed in range(3) for rate in rates}
+    assert len(seeds) == 3 * len(rates)
+
+
 def test_a_file_of_another_setting_is_refused_by_name(tmp_path: Path) -> None:
     Results(tmp_path / "r.json", SETTING).put("a", 1)
     with pytest.raises(BenchError, match="another sizes:"):
