@@ -96,7 +96,8 @@ class LoadTest:
         def make() -> Workload:
             nonlocal num_made
             num_made += 1
-            return make_workload(choice, self._vocab_size(served), self.prompt_seed + num_made)
+            # Far from the seeds that somebody gives to other tests of the same server.
+            return make_workload(choice, self._vocab_size(served), self.prompt_seed + (num_made << 32))
 
         return make
 

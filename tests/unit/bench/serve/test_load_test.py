@@ -84,6 +84,14 @@ async def test_a_search_measures_each_rate_with_the_same_load_and_new_prompts() 
     assert report.crossing.is_above
 
 
+async def test_searches_of_neighbouring_seeds_have_no_prompt_in_common() -> None:
+    client = Instant()
+    for seed in (1, 2):
+        search = Search((500.0, 2000.0), 0.9)
+        await LoadTest(choice(), seed, slo=Slo(ttft_ms=60_000), search=search).measure(client, Silent())
+    assert len(set(client.prompts)) == len(client.prompts) == 2 * (1 + 2 * 6)
+
+
 async def test_a_search_takes_no_rate_for_its_own() -> None:
     """`--rate inf` is all at once, which leaves no gaps that another rate could stretch."""
     shown = Silent()
