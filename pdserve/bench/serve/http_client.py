@@ -7,6 +7,8 @@ import json
 import re
 from collections.abc import AsyncIterator, Callable
 from types import TracebackType
+from urllib.parse import urlsplit
+from urllib.request import getproxies, proxy_bypass
 
 import aiohttp
 from typing_extensions import Self
@@ -44,8 +46,8 @@ class HttpClient:
             connector=aiohttp.TCPConnector(limit=0, ssl=self._tls),
             headers={} if key is None else {"Authorization": f"Bearer {key}"},
             timeout=self._timeout,
-            # A proxy in the environment is for the world outside, and this machine is none of it.
-            trust_env=_LOOPBACK.match(self._endpoint.url) is None,
+            # Not `trust_env`: that takes the passwords in ~/.netrc along, and none goes with a key.
+            proxy=_proxy(self._endpoint.url),
         )
         return self
 
@@ -116,6 +118,17 @@ class HttpClient:
         else:
             raise BenchError("a chat takes text, and this workload's prompts are token ids")
         return json.dumps(fields | dict(self._endpoint.extra), separators=(",", ":")).encode()
+
+
+def _proxy(url: str) -> str | None:
+    """The environment's is for the world outside, and this machine is none of it."""
+    try:
+        parts = urlsplit(url)
+    except ValueError:
+        return None  # told when it is asked
+    if _LOOPBACK.match(url) or proxy_bypass(parts.hostname or ""):
+        return None
+    return getproxies().get(parts.scheme)
 
 
 async def _lines(content: aiohttp.StreamReader) -> AsyncIterator[bytes]:

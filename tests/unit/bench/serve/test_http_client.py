@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator
+from pathlib import Path
 
 import aiohttp
 import pytest
@@ -78,6 +79,34 @@ async def test_a_chat_is_asked_for_with_text_only(server: OpenAIServer) -> None:
     assert server.bodies[0]["messages"] == [{"role": "user", "content": "Hello?"}]
     with pytest.raises(BenchError, match="a chat takes text"):
         await sent(endpoint)
+
+
+@pytest.fixture
+def no_proxies(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("http_proxy", "HTTP_PROXY", "no_proxy", "NO_PROXY"):
+        monkeypatch.delenv(name, raising=False)
+
+
+async def test_a_key_goes_to_hosts_that_netrc_has_a_password_for(
+    server: OpenAIServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, no_proxies: None
+) -> None:
+    (tmp_path / "netrc").write_text("default login somebody password word\n")
+    monkeypatch.setenv("NETRC", str(tmp_path / "netrc"))
+    elsewhere = server.url.replace("127.0.0.1", "0.0.0.0")
+    await sent(Endpoint(elsewhere, model="made", api_key="secret"))
+    assert server.keys == ["Bearer secret"]
+
+
+async def test_the_environments_proxy_is_for_other_machines(
+    server: OpenAIServer, monkeypatch: pytest.MonkeyPatch, no_proxies: None
+) -> None:
+    monkeypatch.setenv("http_proxy", server.url)
+    await sent(Endpoint("http://elsewhere.invalid", model="made"))
+    monkeypatch.setenv("http_proxy", "http://127.0.0.1:9")
+    await sent(Endpoint(server.url, model="made"))
+    monkeypatch.setenv("no_proxy", "0.0.0.0")
+    await sent(Endpoint(server.url.replace("127.0.0.1", "0.0.0.0"), model="made"))
+    assert server.paths == ["/v1/completions"] * 3
 
 
 async def test_a_model_has_to_be_known(server: OpenAIServer) -> None:
@@ -211,7 +240,8 @@ async def test_a_server_without_models_is_told(
             await client.served()
 
 
-async def test_nobody_at_the_address_is_told() -> None:
-    async with HttpClient(Endpoint("http://127.0.0.1:9")) as client:
-        with pytest.raises(BenchError, match="no server answers at http://127"):
+@pytest.mark.parametrize("url", ["http://127.0.0.1:9", "http://[::1"])
+async def test_nobody_at_the_address_is_told(url: str) -> None:
+    async with HttpClient(Endpoint(url)) as client:
+        with pytest.raises(BenchError, match="no server answers at http://"):
             await client.served()
