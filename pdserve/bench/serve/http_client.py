@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import math
 import re
 from collections.abc import AsyncIterator, Callable
 from types import TracebackType
@@ -35,7 +36,8 @@ class HttpClient:
     ) -> None:
         self._endpoint = endpoint
         self._sampling = sampling or Sampling()
-        self._timeout = aiohttp.ClientTimeout(total=timeout_s, connect=None, sock_connect=30.0)
+        total_s = None if timeout_s == math.inf else timeout_s
+        self._timeout = aiohttp.ClientTimeout(total=total_s, connect=None, sock_connect=30.0)
         self._model = endpoint.model
         self._session: aiohttp.ClientSession | None = None
         self._tls = endpoint.tls() if endpoint.url.startswith("https") else True

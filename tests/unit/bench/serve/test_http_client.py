@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import math
 from collections.abc import AsyncIterator
 from pathlib import Path
 
@@ -189,6 +190,10 @@ async def test_time_limits_and_lost_servers_are_failures(server: OpenAIServer) -
     with pytest.raises(RequestFailed) as failure:
         await sent(Endpoint("http://127.0.0.1:9", model="made"))
     assert failure.value.code == "CONNECTION"
+
+
+async def test_an_infinite_time_limit_is_none(server: OpenAIServer) -> None:
+    assert (await sent(Endpoint(server.url, model="made"), timeout_s=math.inf))[1] == 3
 
 
 async def test_a_connection_that_is_never_made_is_no_time_limit_of_the_request(
