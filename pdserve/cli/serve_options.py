@@ -43,6 +43,12 @@ def _positive(value: float | None) -> float | None:
     return value
 
 
+def _url(value: str | None) -> str | None:
+    if value is not None and not value.lower().startswith(("http://", "https://")):
+        raise typer.BadParameter(f"{value!r}: it begins with http:// or https://")
+    return value
+
+
 def _plot_file(path: Path | None) -> Path | None:
     if path is not None:
         from pdserve.bench.serve.plot import check_ending  # numpy comes with it
@@ -61,6 +67,7 @@ Url = Annotated[
     typer.Option(
         "--url",
         metavar="URL",
+        callback=_url,
         rich_help_panel=_TO,
         help="Any OpenAI-compatible server, in place of a cluster.",
     ),

@@ -47,6 +47,8 @@ def run(*arguments: str) -> Result:
         (["--find-goodput", "--goodput", "ttft:9", "--rates", "1,-2"], "a rate is above 0"),
         (["--rate", "0"], "has to be above 0"),
         (["--rate", "nan"], "has to be above 0"),
+        (["--url", ""], "'': it begins with http://"),  # as of a variable that is not set
+        (["--url", "localhost:8000"], "'localhost:8000': it begins with http:// or https://"),
         (["--extra-body", "[1]"], "write a JSON object"),
         (["--http"], "--url stands for itself"),
         (["--plot", "plot.txt"], "plot.txt: a plot's file ends in .png, .svg, .pdf"),
@@ -83,7 +85,6 @@ def test_a_trace_and_dialogues_exclude_each_other(tmp_path: Path) -> None:
     ("arguments", "told"),
     [
         (NOBODY, "no server answers at http://127.0.0.1:9/v1/models"),
-        (("--url", ""), "no server answers at /v1/models"),  # as of a variable that is not set
         ((*NOBODY, "--plot", "/nowhere/plot.png"), "there is no such folder"),
         ((*NOBODY, "--output", "/nowhere/file.json"), "there is no such folder"),
     ],
