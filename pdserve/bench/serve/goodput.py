@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, fields
 
@@ -70,8 +71,8 @@ def parse_slo(parts: Iterable[str]) -> Slo:
             raise BenchError(f"{part}: write a limit as NAME:MILLISECONDS, like ttft:2000") from None
         if name not in names:
             raise BenchError(f"{part}: limits are set on {', '.join(names)}")
-        if not value > 0:
-            raise BenchError(f"{part}: a limit is above 0")
+        if not 0 < value < math.inf:
+            raise BenchError(f"{part}: a limit is above 0, and no infinity")
         limits[f"{name}_ms"] = value
     if not limits:
         raise BenchError("no limit is set: write some, like ttft:2000 tpot:40")

@@ -48,6 +48,7 @@ def test_objectives_are_written_as_name_and_milliseconds(parts: list[str]) -> No
         ("speed:1", "limits are set on ttft, tpot, tbt, e2el"),
         ("tpot:0", "a limit is above 0"),
         ("tpot:nan", "a limit is above 0"),
+        ("tpot:inf", "no infinity"),  # nor has JSON
     ],
 )
 def test_other_objectives_are_refused(text: str, told: str) -> None:
