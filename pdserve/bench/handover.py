@@ -16,7 +16,7 @@ from pdserve.bench.own_cluster import own_cluster
 from pdserve.bench.transfer_plan import Plan
 from pdserve.client import Client, Timings
 
-_NUM_NEW_TOKENS = 4
+NUM_NEW_TOKENS = 4
 Tell = Callable[[], None]
 
 
@@ -81,7 +81,7 @@ async def _measure(
 
 async def _ask(client: Client, prompt: Sequence[int]) -> Timings:
     """Prompts are new to the prefix caches."""
-    done = await client.generate(prompt, max_tokens=_NUM_NEW_TOKENS, temperature=0, ignore_eos=True)
+    done = await client.generate(prompt, max_tokens=NUM_NEW_TOKENS, temperature=0, ignore_eos=True)
     if not done.timings.transfer_bytes:
         raise BenchError("no KV was shipped for a request")
     return done.timings

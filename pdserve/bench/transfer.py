@@ -16,7 +16,7 @@ from engine.weights import resolve_model
 from kv_transfer.layout import KVLayout
 from pdserve.bench.engine import Progress
 from pdserve.bench.errors import BenchError
-from pdserve.bench.handover import HandOverResult, measure_handovers
+from pdserve.bench.handover import NUM_NEW_TOKENS, HandOverResult, measure_handovers
 from pdserve.bench.raw_transfer import RawResult, measure_raw
 from pdserve.bench.transfer_plan import Plan
 
@@ -53,7 +53,8 @@ def _layout(model: ModelConfig, plan: Plan, progress: Progress) -> KVLayout:
         facts = read_facts(resolve_model(model.id, progress.say), model.max_model_len)
     except EngineError as error:
         raise BenchError(str(error)) from error
-    longest = max(plan.tokens)
-    if facts.context is not None and longest >= facts.context:
-        raise BenchError(f"{longest} tokens do not fit in the model's context of {facts.context}")
+    longest, num_new = max(plan.tokens), 0 if plan.num_requests_each == 0 else NUM_NEW_TOKENS
+    if facts.context is not None and longest + num_new > facts.context:
+        answer = f" and an answer of {num_new}" if num_new else ""
+        raise BenchError(f"{longest} tokens{answer} do not fit in the model's context of {facts.context}")
     return facts.layout(EngineConfig().block_size, facts.dtype(model.dtype, is_cuda=False))

@@ -74,10 +74,19 @@ def test_what_is_no_choice_is_wrong_usage(
     assert told in done.output
 
 
-def test_a_prompt_longer_than_the_context_is_told(folder: Path) -> None:
-    error = bench(folder, "--tokens", "16,2048").exception
+@pytest.mark.parametrize(
+    ("arguments", "told"),
+    [
+        (("--tokens", "16,2045"), "2045 tokens and an answer of 4"),  # before the raw rates are measured
+        (("--tokens", "2049", "--requests", "0"), "2049 tokens"),
+    ],
+)
+def test_a_prompt_longer_than_the_context_is_told(
+    folder: Path, arguments: tuple[str, ...], told: str
+) -> None:
+    error = bench(folder, *arguments).exception
     assert isinstance(error, BenchError)
-    assert str(error) == "2048 tokens do not fit in the model's context of 2048"
+    assert str(error) == f"{told} do not fit in the model's context of 2048"
 
 
 def test_long_prompts_are_asked_less_often() -> None:
