@@ -64,6 +64,8 @@ class HttpClient:
         timeout = aiohttp.ClientTimeout(total=_SERVED_TIMEOUT_S)
         try:
             async with self._open().get(url, timeout=timeout) as response:
+                if response.status in (404, 405) and self._model is not None:
+                    return Served(self._model, None, None)  # not every server lists its models
                 if response.status != 200:
                     raise BenchError(f"{url} answers {response.status}: {await _error_text(response)}")
                 cards = (await response.json(content_type=None))["data"]

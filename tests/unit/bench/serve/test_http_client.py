@@ -196,6 +196,15 @@ async def test_an_infinite_time_limit_is_none(server: OpenAIServer) -> None:
     assert (await sent(Endpoint(server.url, model="made"), timeout_s=math.inf))[1] == 3
 
 
+async def test_a_model_that_is_named_need_not_be_listed_anywhere(server: OpenAIServer) -> None:
+    server.status = 404
+    async with HttpClient(Endpoint(server.url, model="named")) as client:
+        assert await client.served() == Served("named", None, None)
+    async with HttpClient(Endpoint(server.url)) as client:
+        with pytest.raises(BenchError, match="answers 404"):
+            await client.served()
+
+
 async def test_a_connection_that_is_never_made_is_no_time_limit_of_the_request(
     server: OpenAIServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
