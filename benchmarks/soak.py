@@ -7,8 +7,8 @@ at random and clients cancel. It tells whether anything fails, differs, leaks or
 A catalogue of seeded requests is answered first by the undisturbed cluster, in float32; every answer of
 the soak is compared with that. At the end the load stops, and then nothing may be held on any worker.
 Memory is told by process, as a slope behind its warm-up: a leak shows as one that goes on. Ctrl-C ends
-the soak early, and tells what was found until then. Exit code 1 on any failed request, other token or
-thing still held.
+the soak early, and tells what was found until then. Exit code 1 on any failed request, other token, thing
+still held, or pool that is not whole again, which ends the soak too.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ from benchmarks.under_faults.report import RunReport, print_report, report, writ
 from benchmarks.under_faults.right import compare
 from benchmarks.under_faults.serving import TINY, Served, served
 from benchmarks.under_faults.shown import console, shown
-from benchmarks.under_faults.troubles import Cluster, Trouble
+from benchmarks.under_faults.troubles import Cluster, NotWhole, Trouble
 from pdserve import Client
 from pdserve.bench.interrupted import tidily
 from pdserve.client import PdserveError, Role, WorkerState
@@ -53,10 +53,12 @@ class SoakReport:
     growths: tuple[Growth, ...]
     # By worker, though nothing ran any more.
     held: Mapping[str, str]
+    # The trouble that the cluster did not come out of, which ended the soak; empty: there was none.
+    broken: str
 
     @property
     def is_good(self) -> bool:
-        return not (self.run.num_failed or self.run.num_wrong or self.held)
+        return not (self.run.num_failed or self.run.num_wrong or self.held or self.broken)
 
 
 class Soak:
@@ -73,6 +75,7 @@ class Soak:
         self._memory = Memory()
         self._troubles: list[Trouble] = []
         self._over = asyncio.Event()
+        self._broken = ""
 
     async def run(self) -> SoakReport:
         await warm_up(self._client, self._asks[:4], self._options.timeout)
@@ -83,13 +86,13 @@ class Soak:
             self._end_in(60 * self._options.minutes)
             clients = [self._ask(load, number) for number in range(self._options.clients)]
             watching = asyncio.ensure_future(self._watch_memory())
-            await asyncio.gather(self._make_trouble(), *clients)
+            await asyncio.gather(self.make_trouble(), *clients)
             ended = time.monotonic()
             watching.cancel()
         still_held = await self._held_when_idle()
         comparison = await asyncio.to_thread(compare, load.answers, undisturbed, self._where.folder)
         told = report(load.answers, comparison, self._troubles, began, ended)
-        return SoakReport(told, tuple(self._memory.growths()), still_held)
+        return SoakReport(told, tuple(self._memory.growths()), still_held, self._broken)
 
     def _end_in(self, seconds: float) -> None:
         loop = asyncio.get_running_loop()
@@ -120,13 +123,19 @@ class Soak:
                 ask = dice.choice(self._asks)
                 load.note(await answered(client, ask, self._options.timeout, cancel_after_s))
 
-    async def _make_trouble(self) -> None:
+    async def make_trouble(self) -> None:
+        """Until it is over, or a pool is not whole again: that ends the soak, and is told with the rest."""
         while not self._over.is_set():
             pause_s = self._dice.uniform(0.5, 1.5) * self._options.trouble_every
             with suppress(asyncio.TimeoutError):
                 await asyncio.wait_for(self._over.wait(), pause_s)
                 return
-            self._troubles.append(await self._one())
+            try:
+                self._troubles.append(await self._one())
+            except NotWhole as error:
+                self._broken = str(error)
+                self._over.set()
+                return
             console.log(self._troubles[-1].what)
 
     async def _one(self) -> Trouble:
@@ -197,6 +206,8 @@ def main() -> int:
     print_growths(told.growths)
     for name, what in told.held.items():
         console.print(f"{name} still holds {what}")
+    if told.broken:
+        console.print(f"ended early: {told.broken}")
     if options.json is not None:
         write_json(options.json, told)
     return 0 if told.is_good else 1

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import asyncio
 from collections.abc import Sequence
 from pathlib import Path
@@ -10,13 +11,16 @@ from typing import cast
 import pytest
 
 from benchmarks.lost_requests import Planned, Troublemaker, under_troubles
+from benchmarks.soak import Soak
 from benchmarks.under_faults import growth
 from benchmarks.under_faults.answers import Answer, End
 from benchmarks.under_faults.asks import Ask, Sizes, mixed
 from benchmarks.under_faults.load import Load
 from benchmarks.under_faults.report import report
 from benchmarks.under_faults.right import Comparison, compare
+from benchmarks.under_faults.serving import Served
 from benchmarks.under_faults.troubles import Cluster, NotWhole, Trouble
+from pdserve.client import Client
 from tests.models import tiny_model
 from tests.unit.engine.driving import Reference
 
@@ -115,3 +119,17 @@ async def test_a_pool_that_is_never_whole_again_ends_the_run() -> None:
     asks = mixed(40, Sizes(prompt=(2, 9), output=(3, 5)), seed=1)
     with pytest.raises(NotWhole):
         await asyncio.wait_for(under_troubles(load, asks, maker), 30)
+
+
+async def test_a_soak_ends_with_the_trouble_that_its_cluster_does_not_come_out_of(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    async def never(*_: object) -> Trouble:
+        raise NotWhole("after 300 s there are not 2 workers ready")
+
+    for what in ("kill", "stop", "drain", "scale"):
+        monkeypatch.setattr(Cluster, what, never)
+    options = argparse.Namespace(seed=0, prefill=1, decode=1, trouble_every=0.0)
+    soak = Soak(cast("Served", None), cast("Client", None), options, [])
+    await asyncio.wait_for(soak.make_trouble(), 10)
+    assert soak._broken.startswith("after 300 s")
