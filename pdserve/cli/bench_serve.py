@@ -8,7 +8,7 @@ import math
 import re
 import secrets
 import signal
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -87,7 +87,8 @@ def serve(
     """Load a running server as its users would, and report what they felt.
 
     The loop is open: each request is sent at its time, whatever is outstanding then, and TTFT counts from
-    that time. Speaks to a cluster over gRPC, or over HTTP to any server with OpenAI's API.
+    that time. Speaks to a cluster over gRPC, or over HTTP to any server with OpenAI's API. Ctrl-C ends
+    it with what there is by then.
 
     Examples:
         pdserve bench serve --rate 2 --requests 200 --input-tokens 500 --output-tokens 100
@@ -141,11 +142,15 @@ def serve(
     if plot is not None:
         check_can_plot(plot)
     signal.signal(signal.SIGTERM, interrupted)
+    kept: list[Report] = []
+    sampling = Sampling(temperature, not stop_at_eos)
     try:
-        report = asyncio.run(_measure(test, where, Sampling(temperature, not stop_at_eos), timeout))
+        kept.append(asyncio.run(_measure(test, where, sampling, timeout, kept.append)))
     except KeyboardInterrupt:
         err.print("interrupted: what was out has been cancelled")
-        raise typer.Exit(INTERRUPTED) from None
+        if not kept:
+            raise typer.Exit(INTERRUPTED) from None
+    report = kept[-1]
     try:
         if as_json:
             write(json.dumps(as_object(report)) + "\n")
@@ -156,6 +161,8 @@ def serve(
             output.write_text(json.dumps(as_object(report, with_requests=True)) + "\n")
         if plot is not None:
             plot_report(report, plot)
+    if not report.is_whole:
+        raise typer.Exit(INTERRUPTED)
 
 
 @dataclass(frozen=True, slots=True)
@@ -201,10 +208,12 @@ def _check_folder(path: Path) -> None:
         raise BenchError(f"{path}: there is no such folder")
 
 
-async def _measure(test: LoadTest, where: _Where, sampling: Sampling, timeout_s: float) -> Report:
+async def _measure(
+    test: LoadTest, where: _Where, sampling: Sampling, timeout_s: float, kept: Callable[[Report], None]
+) -> Report:
     async with _client(where, sampling, timeout_s) as client:
         with shown_runs() as progress:
-            return await test.measure(client, progress)
+            return await test.measure(client, progress, kept)
 
 
 @asynccontextmanager

@@ -39,6 +39,7 @@ def as_object(report: Report, with_requests: bool = False) -> dict[str, object]:
         "slo": None if report.slo is None else asdict(report.slo),
         "runs": [_run_object(each, with_requests) for each in report.runs],
         "goodput": None if report.crossing is None else asdict(report.crossing),
+        "is_whole": report.is_whole,
     }
 
 
@@ -90,6 +91,8 @@ def _request_object(record: RequestRecord) -> dict[str, object]:
 
 
 def show(report: Report) -> None:
+    if not report.is_whole:
+        out.print("[yellow]interrupted[/]: of what had ended by then")
     if report.crossing is None:
         _show_run(report.runs[-1])
     else:

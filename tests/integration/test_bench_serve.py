@@ -30,6 +30,7 @@ from pdserve.bench.serve.workloads import random_workload, trace_workload
 from tests.integration.router.harness import until
 from tests.models import MAX_LEN, VOCAB_SIZE, tiny_model
 from tests.serving import Serving, serving
+from worker.identity import Role
 
 WAYS = ["grpc", "http"]
 
@@ -165,3 +166,25 @@ async def test_ctrl_c_cancels_what_is_out(cluster: Serving) -> None:
             process.kill()
     assert process.returncode == 130
     assert "interrupted" in errors.decode()
+
+
+async def test_ctrl_c_keeps_what_has_ended(cluster: Serving, tmp_path: Path) -> None:
+    kept = tmp_path / "kept.json"
+    process = await command(
+        *("--address", cluster.server.address, "--rate", "20", "--requests", "2000"),
+        *("--input-tokens", "8", "--output-tokens", "4", "--output", str(kept)),
+    )
+    try:
+        (decode,) = [each for each in cluster.workers if each.identity.role is Role.DECODE]
+        before = decode.describe().counters.tokens_decoded
+        await until(lambda: decode.describe().counters.tokens_decoded >= before + 40, 60)
+        process.send_signal(signal.SIGINT)
+        told, errors = await asyncio.wait_for(process.communicate(), 30)
+    finally:
+        if process.returncode is None:
+            process.kill()
+    assert process.returncode == 130
+    assert "interrupted" in errors.decode()
+    assert "TTFT" in told.decode()
+    (run,) = json.loads(kept.read_text())["runs"]
+    assert 0 < run["num_ok"] == len(run["requests"]) < 2000

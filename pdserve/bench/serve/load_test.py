@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, replace
@@ -16,7 +17,7 @@ from pdserve.bench.serve.prompts import DEFAULT_VOCAB_SIZE, TokenPrompts
 from pdserve.bench.serve.records import RequestRecord
 from pdserve.bench.serve.run import Progress, run
 from pdserve.bench.serve.summary import Summary, summarize
-from pdserve.bench.serve.sweep import Crossing, Search, find_goodput
+from pdserve.bench.serve.sweep import Crossing, Point, Search, crossing, find_goodput
 from pdserve.bench.serve.workload import PlannedRequest, Workload
 
 _TRIAL_TOKENS = 8
@@ -38,12 +39,32 @@ class Report:
     slo: Slo | None
     runs: tuple[RunResult, ...]  # in the order in which they were done
     crossing: Crossing | None  # of a search
+    is_whole: bool = True  # False: it was interrupted
 
 
 class RunProgress(Protocol):
     def begin(self, num_requests: int, rate: float) -> Progress:
         """A run begins."""
         ...
+
+
+def _forget(report: Report) -> None:
+    """Nobody asks for what there is."""
+
+
+class _Kept:
+    """Progress that keeps what has ended."""
+
+    def __init__(self, shown: Progress) -> None:
+        self._shown = shown
+        self.records: list[RequestRecord] = []
+
+    def sent(self) -> None:
+        self._shown.sent()
+
+    def ended(self, record: RequestRecord) -> None:
+        self.records.append(record)
+        self._shown.ended(record)
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,34 +75,63 @@ class LoadTest:
     slo: Slo | None = None
     search: Search | None = None
 
-    async def measure(self, client: ServeClient, progress: RunProgress) -> Report:
-        """Raises BenchError."""
+    async def measure(
+        self,
+        client: ServeClient,
+        progress: RunProgress,
+        interrupted: Callable[[Report], None] = _forget,
+    ) -> Report:
+        """Raises BenchError. A cancelled one tells `interrupted` what there is by then, if there is anything:
+        the requests that have ended; of a search the runs that have.
+        """
         served = await client.served()
         make = self._workloads(served)
         first = make()
         check_fits(first, served)
         await _try(client, first, TokenPrompts(self._vocab_size(served), self.prompt_seed))
+        whole = Report(served, self.prompt_seed, self.slo, (), None)
         if self.search is None:
-            return Report(
-                served, self.prompt_seed, self.slo, (await self._run(first, client, progress),), None
-            )
+            return replace(whole, runs=(await self._run(first, client, progress, whole, interrupted),))
         runs: list[RunResult] = []
 
         async def attainment(rate: float) -> float:
             result = await self._run(make().at_rate(rate), client, progress)
             runs.append(result)
-            return result.goodput.attainment if result.goodput is not None else 0.0
+            return _attainment(result)
 
-        found = await find_goodput(attainment, self.search.rates, self.search.target)
-        return Report(served, self.prompt_seed, self.slo, tuple(runs), found)
+        try:
+            found = await find_goodput(attainment, self.search.rates, self.search.target)
+        except asyncio.CancelledError:
+            if runs:
+                so_far = crossing([Point(each.workload.rate, _attainment(each)) for each in runs])
+                interrupted(replace(whole, runs=tuple(runs), crossing=so_far, is_whole=False))
+            raise
+        return replace(whole, runs=tuple(runs), crossing=found)
 
-    async def _run(self, workload: Workload, client: ServeClient, progress: RunProgress) -> RunResult:
-        shown = progress.begin(len(workload.requests), workload.rate)
+    async def _run(
+        self,
+        workload: Workload,
+        client: ServeClient,
+        progress: RunProgress,
+        report: Report | None = None,
+        interrupted: Callable[[Report], None] = _forget,
+    ) -> RunResult:
+        """`report`: the one to tell, with what has ended, where it is cancelled."""
+        kept = _Kept(progress.begin(len(workload.requests), workload.rate))
         began_s, began_cpu_s = time.monotonic(), time.process_time()
-        records = await run(workload, client, shown)
-        load = (time.process_time() - began_cpu_s) / (time.monotonic() - began_s)
-        met = None if self.slo is None else goodput(records, self.slo)
-        return RunResult(workload, tuple(records), summarize(records), met, load)
+
+        def result(records: list[RequestRecord]) -> RunResult:
+            load = (time.process_time() - began_cpu_s) / (time.monotonic() - began_s)
+            met = None if self.slo is None else goodput(records, self.slo)
+            return RunResult(workload, tuple(records), summarize(records), met, load)
+
+        try:
+            return result(await run(workload, client, kept))
+        except asyncio.CancelledError:
+            if report is not None and kept.records:
+                records = sorted(kept.records, key=lambda record: record.index)
+                interrupted(replace(report, runs=(result(records),), is_whole=False))
+            raise
 
     def _vocab_size(self, served: Served) -> int:
         return self.vocab_size or served.vocab_size or DEFAULT_VOCAB_SIZE
@@ -100,6 +150,10 @@ class LoadTest:
             return make_workload(choice, self._vocab_size(served), self.prompt_seed + (num_made << 32))
 
         return make
+
+
+def _attainment(result: RunResult) -> float:
+    return result.goodput.attainment if result.goodput is not None else 0.0
 
 
 def check_fits(workload: Workload, served: Served) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import math
 from collections.abc import Callable
@@ -14,7 +15,7 @@ from pdserve.bench.errors import BenchError
 from pdserve.bench.serve.choice import Kind, WorkloadChoice
 from pdserve.bench.serve.client import Answer, RequestFailed, Served
 from pdserve.bench.serve.goodput import Slo
-from pdserve.bench.serve.load_test import LoadTest
+from pdserve.bench.serve.load_test import LoadTest, Report
 from pdserve.bench.serve.plot import check_can_plot, plot_report
 from pdserve.bench.serve.run import NoProgress
 from pdserve.bench.serve.sweep import Search
@@ -175,3 +176,47 @@ def test_a_plot_that_cannot_be_is_told_before(tmp_path: Path, monkeypatch: pytes
     monkeypatch.setattr("pdserve.bench.serve.plot.find_spec", lambda name: None)
     with pytest.raises(BenchError, match="a plot wants matplotlib"):
         check_can_plot(tmp_path / "plot.png")
+
+
+class Sticking(Instant):
+    """Answers so many requests, then none."""
+
+    def __init__(self, num_answered: int) -> None:
+        super().__init__()
+        self.num_left = num_answered
+        self.sticks = asyncio.Event()
+
+    async def send(self, request: PlannedRequest, on_tokens: Callable[[], None]) -> Answer:
+        if self.num_left == 0:
+            self.sticks.set()
+            await asyncio.Event().wait()
+        self.num_left -= 1
+        return await super().send(request, on_tokens)
+
+
+async def interrupt(test: LoadTest, client: Sticking) -> list[Report]:
+    kept: list[Report] = []
+    task = asyncio.create_task(test.measure(client, Silent(), kept.append))
+    await asyncio.wait_for(client.sticks.wait(), 30)
+    task.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await task
+    return kept
+
+
+async def test_what_had_ended_when_it_was_interrupted_is_told() -> None:
+    (kept,) = await interrupt(LoadTest(choice(), 1, slo=Slo(ttft_ms=60_000)), Sticking(1 + 4))
+    (run,) = kept.runs
+    assert (kept.is_whole, run.summary.num_requests, run.summary.num_ok) == (False, 4, 4)
+    assert [record.index for record in run.records] == [0, 1, 2, 3]
+    # Of a search: the runs that were whole.
+    test = LoadTest(choice(), 1, slo=Slo(ttft_ms=60_000), search=Search((500.0, 900.0, 1000.0), 0.9))
+    (kept,) = await interrupt(test, Sticking(1 + 6 + 6 + 3))
+    assert [run.workload.rate for run in kept.runs] == pytest.approx([500.0, 900.0])
+    assert not kept.is_whole
+    assert kept.crossing is not None
+    assert kept.crossing.is_above
+
+
+async def test_nothing_is_told_where_nothing_had_ended() -> None:
+    assert await interrupt(LoadTest(choice(), 1), Sticking(1)) == []
