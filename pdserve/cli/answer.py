@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from rich.table import Table
+from rich.text import Text
 
 from pdserve.cli.console import out
 from pdserve.client import Delta, Finished, FinishReason, PdserveError, PositionLogprobs, Started
@@ -101,7 +102,7 @@ def timings_table(answers: list[Answer]) -> Table:
     table = Table(box=None, pad_edge=False, show_header=False, padding=(0, 2))
     for answer in answers:
         for row in _explained(answer):
-            table.add_row(*row)
+            table.add_row(*map(Text, row))  # a stop text may look like markup
     return table
 
 

@@ -236,6 +236,8 @@ def test_drafts_are_told_where_there_were_any() -> None:
         (answer(FinishReason.LENGTH), "length 12 tokens were the limit"),
         (answer(FinishReason.EOS, token=2), "eos the model ended its answer (token id 2)"),
         (answer(FinishReason.STOP, stop="\n\n"), r"stop at the stop text '\n\n'"),
+        (answer(FinishReason.STOP, stop="[/INST]"), "stop at the stop text '[/INST]'"),
+        (answer(FinishReason.STOP, stop="[end]"), "stop at the stop text '[end]'"),
         (answer(FinishReason.STOP, token=13), "stop at a stop token (token id 13)"),
     ],
 )
