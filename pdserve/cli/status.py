@@ -8,6 +8,7 @@ from dataclasses import asdict
 from typing import Annotated
 
 import typer
+from rich.markup import escape
 from rich.table import Table
 
 from pdserve.cli.console import error_line, out, write
@@ -118,7 +119,8 @@ STYLES = {"READY": "green", "STARTING": "yellow", "DRAINING": "yellow", "UNHEALT
 
 def show(cluster: Cluster) -> None:
     http = f"  HTTP {cluster.http_url}" if cluster.http_url else ""
-    out.print(f"[bold]{cluster.name}[/]  model {cluster.model}  gRPC {cluster.router_grpc}{http}")
+    where = f"model {cluster.model}  gRPC {cluster.router_grpc}{http}"
+    out.print(f"[bold]{cluster.name}[/]  {escape(where)}")
     for line in (*router_lines(cluster), *pool_lines(cluster)):
         out.print(line, markup=False)
     table = Table(box=None, pad_edge=False, padding=(0, 1), header_style="dim")

@@ -8,6 +8,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
+from rich.markup import escape
 from rich.status import Status
 
 from cluster.readiness import Progress
@@ -69,7 +70,7 @@ def shown_steps() -> Iterator[Progress]:
     with Status("starting", console=err) as spinner:
 
         def show(what: str, how: str) -> None:
-            err.print(f"[dim]{time.monotonic() - begun:5.1f}s[/]  {what:<12} {how}")
+            err.print(f"[dim]{time.monotonic() - begun:5.1f}s[/]  {what:<12} {escape(how)}")
             going_on[what] = how
             waiting = [name for name, state in going_on.items() if not state.startswith("ready")]
             spinner.update(f"waiting for {', '.join(waiting)}" if waiting else "starting")

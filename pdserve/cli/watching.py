@@ -5,6 +5,8 @@ from __future__ import annotations
 import asyncio
 import time
 
+from rich.markup import escape
+
 from pdserve.cli.console import out
 from pdserve.cli.steps import PATIENCE_S, is_waiting
 from pdserve.client import Client, Cluster, PdserveError, Pool, Role, Unavailable, Worker, WorkerState
@@ -52,7 +54,7 @@ class Steps:
         return False
 
     def _say(self, what: str, how: str) -> None:
-        out.print(f"[dim]{time.monotonic() - self._begun:5.1f}s[/]  {what:<12} {how}")
+        out.print(f"[dim]{time.monotonic() - self._begun:5.1f}s[/]  {what:<12} {escape(how)}")
 
 
 async def wait_until_settled(client: Client, roles: set[Role], steps: Steps, timeout_s: float) -> None:

@@ -99,6 +99,12 @@ def test_each_pool_has_a_line_that_says_whether_requests_wait() -> None:
     assert pool_lines(cluster(prefill, pool(Role.DECODE, 1, reason="no node")))[1] == "decode 0 of 1"
 
 
+def test_a_name_with_brackets_is_shown_as_it_is() -> None:
+    with out.capture() as captured:
+        show(replace(cluster(), model="/models/a[awq]", router_grpc="[fd00::1]:50051"))
+    assert captured.get() == "x  model /models/a[awq]  gRPC [fd00::1]:50051\n"
+
+
 def test_a_dead_worker_has_no_numbers() -> None:
     shown = {}
     for state in (READY, STARTING, DEAD):

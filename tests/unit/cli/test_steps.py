@@ -9,8 +9,8 @@ from typing import cast
 
 import pytest
 
-from pdserve.cli.console import out
-from pdserve.cli.steps import SteadySteps
+from pdserve.cli.console import err, out
+from pdserve.cli.steps import SteadySteps, shown_steps
 from pdserve.cli.watching import Steps
 from pdserve.client import Cluster, Role, WorkerState
 
@@ -84,6 +84,16 @@ def test_nothing_is_shown_behind_the_end(shown: Shown) -> None:
     steps.close()
     timer.join(60)
     assert shown.lines == []
+
+
+def test_brackets_in_a_step_are_shown_as_they_are() -> None:
+    detail = "cannot load [/models/a[awq]]: see [fd00::1]:5000"
+    with out.capture() as captured:
+        Steps(seen()).show(seen(detail))
+    assert f"starting: {detail}\n" in captured.get()
+    with err.capture() as captured, shown_steps() as tell:
+        tell("model", detail)
+    assert f" {detail}\n" in captured.get()
 
 
 def seen(*details: str) -> Cluster:
