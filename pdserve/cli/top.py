@@ -66,16 +66,17 @@ async def look_once(target: Target) -> Group:
 
 async def _watch(target: Target, interval: float) -> None:
     """A router that does not answer for a while is said to; one that never did is an error."""
-    rates, cluster, trouble = Rates(), None, None
+    rates = Rates()
     async with target.client() as client:
-        cluster = await client.get_cluster(timeout=_TIMEOUT_S)
+        cluster, trouble = await client.get_cluster(timeout=_TIMEOUT_S), None
+        rates.add(cluster, time.monotonic())
         with Live(screen(cluster, rates, None), console=out, screen=True, auto_refresh=False) as live:
             while True:
-                rates.add(cluster, time.monotonic())
                 live.update(screen(cluster, rates, trouble), refresh=True)
                 await asyncio.sleep(interval)
                 try:
                     cluster, trouble = await client.get_cluster(timeout=_TIMEOUT_S), None
+                    rates.add(cluster, time.monotonic())
                 except PdserveError as error:
                     trouble = str(error)
 

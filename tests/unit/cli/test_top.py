@@ -2,14 +2,21 @@
 
 from __future__ import annotations
 
+import asyncio
+import time
 from dataclasses import replace
+from types import SimpleNamespace
+from typing import cast
 
 import pytest
+from rich.console import Group
 
+from pdserve.cli import top
 from pdserve.cli.console import out
 from pdserve.cli.rates import Rates
+from pdserve.cli.target import Target
 from pdserve.cli.top import screen
-from pdserve.client import Cluster, Pool, Role, Worker, WorkerState
+from pdserve.client import Cluster, Pool, Role, Unavailable, Worker, WorkerState
 from pdserve.cluster_results import Quarantine, TransferCounters
 from tests.unit.cli.test_shown import cluster, pool, worker
 
@@ -117,3 +124,52 @@ def test_workers_without_figures_have_none_and_trouble_is_told() -> None:
     assert "colocated: no node" in lines
     stuck = replace(worker(Role.DECODE, WorkerState.READY), quarantines=(Quarantine(9, 4, 5000),))
     assert any("4 KV blocks have waited 5 s" in line for line in shown(of(stuck), Rates()))
+
+
+class _OverError(Exception):
+    """There is no further look."""
+
+
+class _Away:
+    """A client whose cluster is away for a while: each look takes a second."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, *looks: Cluster | None) -> None:
+        self._looks = iter(looks)
+        self.now = 0.0
+        clock = SimpleNamespace(monotonic=lambda: self.now, strftime=time.strftime)
+        monkeypatch.setattr(top, "time", clock)
+
+    def client(self) -> _Away:
+        return self
+
+    async def __aenter__(self) -> _Away:
+        return self
+
+    async def __aexit__(self, *ending: object) -> None: ...
+
+    async def get_cluster(self, timeout: float) -> Cluster:
+        self.now += 1.0
+        for look in self._looks:
+            if look is None:
+                raise Unavailable("away")
+            return look
+        raise _OverError
+
+
+def test_rates_over_an_absence_are_those_of_the_whole_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    """30 tokens a second, and no answer for 20 seconds."""
+    looks = [of(counted(Role.DECODE, "d", 30 * second)) for second in range(30)]
+    shown_rates: list[float] = []
+
+    def note(seen: Cluster, rates: Rates, trouble: str | None) -> Group:
+        told = rates.of(seen.pools[0].workers[0])
+        if told is not None:
+            shown_rates.append(told.decoded)
+        return screen(seen, rates, trouble)
+
+    monkeypatch.setattr(top, "screen", note)
+    away = _Away(monkeypatch, *looks[:5], *[None] * 20, *looks[25:])
+    with out.capture(), pytest.raises(_OverError):
+        asyncio.run(top._watch(cast(Target, away), 0.0))
+    assert len(shown_rates) == 29
+    assert shown_rates == pytest.approx([30.0] * 29)
