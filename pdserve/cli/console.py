@@ -17,6 +17,12 @@ out = Console(highlight=False, soft_wrap=True, width=_PIPE_WIDTH)
 err = Console(stderr=True, highlight=False, soft_wrap=True)
 
 
+def can_redraw() -> bool:
+    """A pipe keeps what was written, whatever FORCE_COLOR says of it, and so does a dumb terminal."""
+    is_tty = sys.stdout is not None and sys.stdout.isatty()
+    return is_tty and out.is_terminal and not out.is_dumb_terminal
+
+
 def write(text: str) -> None:
     """An answer's text as it comes, untouched."""
     if sys.stdout is not None:

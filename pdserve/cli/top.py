@@ -12,7 +12,7 @@ from rich.live import Live
 from rich.table import Table
 from rich.text import Text
 
-from pdserve.cli.console import out
+from pdserve.cli.console import can_redraw, out
 from pdserve.cli.rates import Rates, WorkerRates
 from pdserve.cli.status import STYLES, in_mb, pool_lines, quarantine_lines, router_lines
 from pdserve.cli.target import Choice, Target, asks_router
@@ -44,7 +44,7 @@ def top(
         pdserve top --once
     """
     at = choice.target()
-    if once or not out.is_terminal:
+    if once or not can_redraw():
         out.print(asyncio.run(look_once(at)))
         return
     try:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import sys
 import time
 from dataclasses import replace
 from types import SimpleNamespace
@@ -173,3 +174,34 @@ def test_rates_over_an_absence_are_those_of_the_whole_time(monkeypatch: pytest.M
         asyncio.run(top._watch(cast(Target, away), 0.0))
     assert len(shown_rates) == 29
     assert shown_rates == pytest.approx([30.0] * 29)
+
+
+@pytest.mark.parametrize(
+    ("is_tty", "environment", "is_watched"),
+    [
+        (True, {"TERM": "xterm"}, True),
+        (True, {"TERM": "dumb"}, False),
+        (False, {"TERM": "xterm", "FORCE_COLOR": "1"}, False),
+    ],
+)
+def test_it_is_drawn_again_and_again_only_where_that_can_be_seen(
+    monkeypatch: pytest.MonkeyPatch, is_tty: bool, environment: dict[str, str], is_watched: bool
+) -> None:
+    called: list[str] = []
+
+    async def look_once(target: Target) -> str:
+        called.append("once")
+        return ""
+
+    async def watch(target: Target, interval: float) -> None:
+        called.append("watched")
+
+    monkeypatch.setattr(top, "look_once", look_once)
+    monkeypatch.setattr(top, "_watch", watch)
+    monkeypatch.setattr(sys.stdout, "isatty", lambda: is_tty)
+    for name in ("TERM", "FORCE_COLOR", "TTY_COMPATIBLE"):
+        monkeypatch.delenv(name, raising=False)
+    for name, value in environment.items():
+        monkeypatch.setenv(name, value)
+    top.top(address="127.0.0.1:9", interval=1.0, once=False)
+    assert called == ["watched" if is_watched else "once"]
