@@ -58,11 +58,13 @@ async def events(recent: Recent) -> AsyncGenerator[str, None]:
             requests = seen.news(recent)
             yield f"data: {_encode({'now': time.time(), 'requests': requests})}\n\n"
             await asyncio.sleep(_PAUSE_S)
-            while not changed.is_set():
-                try:
-                    await asyncio.wait_for(changed.wait(), _SILENCE_S)
-                except asyncio.TimeoutError:
+            # Not by wait_for: before Python 3.12 it loses a cancel that comes with the change.
+            change = asyncio.ensure_future(changed.wait())
+            try:
+                while not (await asyncio.wait({change}, timeout=_SILENCE_S))[0]:
                     yield ": nothing new\n\n"
+            finally:
+                change.cancel()
 
 
 class _Seen:
