@@ -79,8 +79,8 @@ class Recent:
             self._watches.discard(event)
 
     def newest(self, count: int) -> list[Timeline]:
-        """By arrival, newest first."""
-        known = (*self._ended, *self._running.values())
+        """Of those that have begun, by arrival, newest first."""
+        known = (*self._ended, *(each for each in self._running.values() if each.marks))
         return sorted(known, key=lambda timeline: timeline.received_at, reverse=True)[:count]
 
     def load(self, num_running: int, num_waiting: int) -> cluster_pb2.RouterLoad:

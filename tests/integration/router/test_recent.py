@@ -48,6 +48,19 @@ async def test_each_of_n_sequences_has_a_timeline_and_old_ones_go(
     assert [each.request_id for each in kept] == [str(n) for n in reversed(range(recent_module.MAX_ENDED))]
 
 
+async def test_sequences_that_never_began_were_never_told_of(cluster: Cluster) -> None:
+    """Who saw them would wait for their end for ever."""
+    cluster.p.hold_token.clear()
+    asked = asyncio.ensure_future(cluster.client.generate([1], n=4))
+    await until(lambda: cluster.p.num_prefills == 1)
+    assert [each.index for each in cluster.router.recent.newest(9)] == [0]
+    asked.cancel()
+    await asyncio.wait({asked}, timeout=10)
+    cluster.p.hold_token.set()
+    await until(cluster.is_idle)
+    assert [(each.index, each.outcome) for each in cluster.router.recent.newest(9)] == [(0, "CANCELLED")]
+
+
 async def test_what_ends_early_says_how_and_leaves_nothing(cluster: Cluster) -> None:
     cluster.p.hold_token.clear()
     asked = asyncio.ensure_future(cluster.client.generate([1], request_id="gone"))
