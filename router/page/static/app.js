@@ -154,7 +154,8 @@ function phases(timeline, nowMs) {
   if (times && times.transfer_bytes && arrived !== null) found.transfer = [Math.max(begun, arrived - times.transfer_ms), arrived];
   else if (!times && first !== null && at("PREFILL_END") !== null) found.transfer = [drawn, arrived ?? Math.min(end, at("DECODE_BEGIN") ?? end)];
   const last = timeline.tokens.at_ms.length ? timeline.tokens.at_ms[timeline.tokens.at_ms.length - 1] : null;
-  if (first !== null && last !== null) found.decode = [first, finished === null ? end : Math.max(last, first)];
+  // Of a very long answer the last deliveries are not told.
+  if (first !== null && last !== null) found.decode = [first, finished === null ? end : Math.max(times ? first + times.decode_ms : last, first)];
   return found;
 }
 

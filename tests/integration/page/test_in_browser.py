@@ -9,6 +9,7 @@ import pytest
 import pytest_asyncio
 
 from pdserve.v1.errors import Unavailable
+from router.recent import timeline
 from tests.browser import browsing, find_browser
 from tests.integration.router.harness import Cluster, running, until
 from tests.scripted_workers import MAX_SEQUENCE_TOKENS
@@ -67,6 +68,19 @@ async def test_pools_requests_and_phases_are_shown_and_a_prompt_can_be_sent(clus
         await page.until("document.querySelectorAll('#requests .row').length === 2")
         assert page.complaints == []
         assert (await page.screenshot()).startswith(b"\x89PNG")
+
+
+async def test_the_decode_of_an_answer_of_many_tokens_is_drawn_to_its_end(
+    cluster: Cluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(timeline, "MAX_DELIVERIES", 5)
+    for decode in cluster.decodes:
+        decode.step_s = 0.02
+    async with browsing(f"http://{cluster.server.http_address}/") as page:
+        answer = await cluster.client.generate([1, 2, 3], max_tokens=40)
+        await page.until("document.querySelector('#requests .row')?.dataset.how === 'at its limit'")
+        told = await page.value("document.querySelector('#requests [data-phase=decode]').textContent")
+        assert told == f"decode: {await page.value(f'duration({answer.timings.decode_ms})')}"
 
 
 async def test_stopping_cancels_and_refusals_are_shown(cluster: Cluster) -> None:
