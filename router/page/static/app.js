@@ -249,6 +249,8 @@ function followRequests() {
   const source = new EventSource("/pdserve/requests");
   // A stream begins with all that is known: what another router told before is over.
   source.onopen = () => timelines.clear();
+  // A browser gives up by itself where it got an error, such as a proxy's while the router is away.
+  source.onerror = () => { if (source.readyState === EventSource.CLOSED) setTimeout(followRequests, 1000); };
   source.onmessage = (message) => {
     const told = JSON.parse(message.data);
     clockLead = told.now - Date.now() / 1000;

@@ -7,9 +7,13 @@ from pathlib import Path
 
 import pytest
 import pytest_asyncio
+from starlette.requests import Request
 
 from pdserve.v1.errors import Unavailable
+from router.page import routes
+from router.page.live import LiveRequests
 from router.recent import timeline
+from router.recent.recent import Recent
 from tests.browser import browsing, find_browser
 from tests.integration.router.harness import Cluster, running, until
 from tests.scripted_workers import MAX_SEQUENCE_TOKENS
@@ -128,6 +132,25 @@ async def test_a_router_that_comes_back_begins_anew(cluster: Cluster) -> None:
         for connection in tuple(cluster.server._http._connections._open):  # type: ignore[union-attr]
             connection.end(Unavailable("the router stops"))
         await page.until("document.querySelectorAll('#requests .row').length === 0")
+
+
+async def test_the_requests_are_asked_for_again_where_an_error_came(
+    cluster: Cluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    num_refused = 0
+
+    def refuse_twice(request: Request, recent: Recent) -> LiveRequests:
+        nonlocal num_refused
+        if num_refused == 2:
+            return LiveRequests(request, recent)
+        num_refused += 1
+        raise Unavailable("the router is away")
+
+    monkeypatch.setattr(routes, "LiveRequests", refuse_twice)
+    async with browsing(f"http://{cluster.server.http_address}/") as page:
+        await cluster.client.generate([1], max_tokens=2)
+        await page.until("document.querySelectorAll('#requests .row').length === 1")
+    assert num_refused == 2
 
 
 async def test_a_controller_that_is_lost_is_said_and_found_again(cluster: Cluster) -> None:
