@@ -1,7 +1,8 @@
 """The last requests as server-sent events: all that are known at first, then what changes.
 
 Each event is {"now": seconds, "requests": [timeline, …]}; of a timeline that was told before, only the
-deliveries of tokens since then (`tokens.start` is the number of the first). Newest first.
+deliveries of tokens since then (`tokens.start` is the number of the first). Newest first. Who names a
+`request_id` is told of that one as long as it is known, however many come after it.
 """
 
 from __future__ import annotations
@@ -41,8 +42,12 @@ class LiveRequests(Response):
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         await send({"type": "http.response.start", "status": 200, "headers": self.raw_headers})
+        own = self._request.query_params.get("request_id")
         try:
-            async with Connection(self._request, is_watcher=True), aclosing(events(self._recent)) as told:
+            async with (
+                Connection(self._request, is_watcher=True),
+                aclosing(events(self._recent, own)) as told,
+            ):
                 async for event in told:
                     await send({"type": "http.response.body", "body": event.encode(), "more_body": True})
         except PdserveError:
@@ -50,8 +55,8 @@ class LiveRequests(Response):
         await send({"type": "http.response.body", "body": b"", "more_body": False})
 
 
-async def events(recent: Recent) -> AsyncGenerator[str, None]:
-    seen = _Seen()
+async def events(recent: Recent, request_id: str | None = None) -> AsyncGenerator[str, None]:
+    seen = _Seen(request_id)
     with recent.watch() as changed:
         while True:
             changed.clear()
@@ -70,11 +75,12 @@ async def events(recent: Recent) -> AsyncGenerator[str, None]:
 class _Seen:
     """What one page has been told: of each timeline its version, and how many deliveries."""
 
-    def __init__(self) -> None:
+    def __init__(self, request_id: str | None) -> None:
+        self._request_id = request_id
         self._told: dict[str, tuple[int, int]] = {}
 
     def news(self, recent: Recent) -> list[dict[str, object]]:
-        newest = recent.newest(MAX_SHOWN)
+        newest = recent.newest(MAX_SHOWN, self._request_id)
         told: list[dict[str, object]] = []
         for timeline in newest:
             version, num_deliveries = self._told.get(timeline.id, (-1, 0))

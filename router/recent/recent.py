@@ -78,10 +78,11 @@ class Recent:
         finally:
             self._watches.discard(event)
 
-    def newest(self, count: int) -> list[Timeline]:
-        """Of those that have begun, by arrival, newest first."""
+    def newest(self, count: int, request_id: str | None = None) -> list[Timeline]:
+        """Of those that have begun, by arrival, newest first. However old, those of `request_id` too."""
         known = (*self._ended, *(each for each in self._running.values() if each.marks))
-        return sorted(known, key=lambda timeline: timeline.received_at, reverse=True)[:count]
+        by_age = sorted(known, key=lambda timeline: timeline.received_at, reverse=True)
+        return [*by_age[:count], *(each for each in by_age[count:] if each.request_id == request_id)]
 
     def load(self, num_running: int, num_waiting: int) -> cluster_pb2.RouterLoad:
         return cluster_pb2.RouterLoad(

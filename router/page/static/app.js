@@ -220,18 +220,19 @@ function row(timeline, scaleMs, height) {
 
 function showRequests() {
   const newest = [...timelines.values()].sort((a, b) => b.received_time - a.received_time);
-  for (const old of newest.slice(100)) timelines.delete(old.id);
+  const own = newest.find((each) => each.request_id === ownRequest);
+  for (const old of newest.slice(100)) if (old !== own) timelines.delete(old.id);
   const rows = newest.slice(0, MAX_ROWS), now = Date.now() / 1000 + clockLead;
   const length = (each) => (each.marks.find((mark) => mark.moment === "FINISHED") || { at_ms: (now - each.received_time) * 1000 }).at_ms;
   const scaleMs = byId("scale").value === "same" ? Math.max(...rows.map(length), 1) : null;
   byId("requests").replaceChildren(...rows.map((each) => row(each, scaleMs, 34)));
   byId("none").hidden = rows.length > 0;
-  const own = newest.find((each) => each.request_id === ownRequest);
   byId("own").hidden = !own;
   if (own) {
     byId("own").replaceChildren(row(own, null, 46));
     if (own.timings) tell(own);
   }
+  if ([own, ...rows].some((each) => each && each.outcome === null)) draw(); // what runs grows
 }
 
 let isDrawing = false;
@@ -241,16 +242,21 @@ function draw() {
   setTimeout(() => {
     isDrawing = false;
     showRequests();
-    if ([...timelines.values()].some((each) => each.outcome === null)) draw(); // what runs grows
   }, 200);
 }
 
+let source = null; // the stream of requests
+
 function followRequests() {
-  const source = new EventSource("/pdserve/requests");
+  if (source) source.close();
+  // The own one is told of however many have come after it.
+  const opened = source = new EventSource(ownRequest ? `/pdserve/requests?request_id=${ownRequest}` : "/pdserve/requests");
   // A stream begins with all that is known: what another router told before is over.
   source.onopen = () => timelines.clear();
   // A browser gives up by itself where it got an error, such as a proxy's while the router is away.
-  source.onerror = () => { if (source.readyState === EventSource.CLOSED) setTimeout(followRequests, 1000); };
+  source.onerror = () => {
+    if (opened.readyState === EventSource.CLOSED) setTimeout(() => { if (opened === source) followRequests(); }, 1000);
+  };
   source.onmessage = (message) => {
     const told = JSON.parse(message.data);
     clockLead = told.now - Date.now() / 1000;
@@ -323,6 +329,7 @@ async function send(event) {
   event.preventDefault();
   asking = new AbortController();
   ownRequest = `page-${Date.now().toString(36)}-${Math.random().toString(36).slice(2, 8)}`;
+  followRequests();
   byId("answer").textContent = "";
   byId("answer").className = "";
   byId("answer").hidden = false;

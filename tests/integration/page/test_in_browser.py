@@ -10,7 +10,7 @@ import pytest_asyncio
 from starlette.requests import Request
 
 from pdserve.v1.errors import Unavailable
-from router.page import routes
+from router.page import live, routes
 from router.page.live import LiveRequests
 from router.recent import timeline
 from router.recent.recent import Recent
@@ -85,6 +85,22 @@ async def test_the_decode_of_an_answer_of_many_tokens_is_drawn_to_its_end(
         await page.until("document.querySelector('#requests .row')?.dataset.how === 'at its limit'")
         told = await page.value("document.querySelector('#requests [data-phase=decode]').textContent")
         assert told == f"decode: {await page.value(f'duration({answer.timings.decode_ms})')}"
+
+
+async def test_the_own_prompt_is_explained_however_many_come_after_it(
+    cluster: Cluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(live, "MAX_SHOWN", 3)
+    for decode in cluster.decodes:
+        decode.step_s = 0.05
+    async with browsing(f"http://{cluster.server.http_address}/") as page:
+        await page.value("document.getElementById('max-tokens').value = 40")
+        await page.value("document.getElementById('send').click()")
+        await page.until(f"{text_of('answer')}.length > 0")
+        for _ in range(6):
+            await cluster.client.generate([1], max_tokens=1)
+        await page.until("!document.getElementById('told').hidden")
+        assert await page.value("document.querySelector('#own .row').dataset.how") == "at its limit"
 
 
 async def test_stopping_cancels_and_refusals_are_shown(cluster: Cluster) -> None:

@@ -29,11 +29,11 @@ def address(cluster: Cluster) -> str:
     return str(cluster.server.http_address)
 
 
-async def events(cluster: Cluster) -> AsyncIterator[dict]:  # type: ignore[type-arg]
+async def events(cluster: Cluster, query: str = "") -> AsyncIterator[dict]:  # type: ignore[type-arg]
     timeout = aiohttp.ClientTimeout(sock_read=20)
     async with (
         aiohttp.ClientSession(timeout=timeout) as session,
-        session.get(f"http://{address(cluster)}/pdserve/requests") as response,
+        session.get(f"http://{address(cluster)}/pdserve/requests{query}") as response,
     ):
         assert response.content_type == "text/event-stream"
         async for line in response.content:
@@ -106,6 +106,27 @@ async def test_requests_are_told_as_they_happen_without_what_is_in_them(cluster:
     assert at_ms == sorted(at_ms)
     assert last["timings"]["ttft_ms"] > 0
     assert {"prefill-0", "decode-0"} <= {mark["worker"] for mark in last["marks"]}
+
+
+async def test_a_request_that_is_named_is_told_of_to_its_end_whatever_comes_after_it(
+    cluster: Cluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(live, "MAX_SHOWN", 3)
+    cluster.d.step_s = 0.02
+    stream = events(cluster, "?request_id=mine")
+    await anext(stream)
+    asked = asyncio.ensure_future(cluster.client.generate([1], max_tokens=50, request_id="mine"))
+    await until(lambda: cluster.p.num_prefills == 1)
+    for _ in range(6):
+        await cluster.client.generate([1], max_tokens=1)
+    num_tokens = 0
+    async for event in stream:
+        mine = [each for each in event["requests"] if each["request_id"] == "mine"]
+        num_tokens += sum(count for each in mine for count in each["tokens"]["counts"])
+        if mine and mine[0]["outcome"]:
+            break
+    await stream.aclose()
+    assert num_tokens == len((await asked).token_ids) == 50
 
 
 async def test_who_looks_is_forgotten_when_gone(cluster: Cluster) -> None:
