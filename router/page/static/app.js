@@ -249,10 +249,14 @@ let source = null; // the stream of requests
 
 function followRequests() {
   if (source) source.close();
+  // Of connections to one server a browser has six, for all its tabs: those that nobody looks at need none.
+  if (document.hidden) return;
   // The own one is told of however many have come after it.
   const opened = source = new EventSource(ownRequest ? `/pdserve/requests?request_id=${ownRequest}` : "/pdserve/requests");
   // A stream begins with all that is known: what another router told before is over.
-  source.onopen = () => timelines.clear();
+  source.onopen = () => {
+    for (const each of timelines.values()) if (each.request_id !== ownRequest || each.outcome === null) timelines.delete(each.id);
+  };
   // A browser gives up by itself where it got an error, such as a proxy's while the router is away.
   source.onerror = () => {
     if (opened.readyState === EventSource.CLOSED) setTimeout(() => { if (opened === source) followRequests(); }, 1000);
@@ -352,5 +356,6 @@ byId("ask").addEventListener("submit", send);
 byId("max-tokens").addEventListener("invalid", refuse);
 byId("stop").addEventListener("click", () => asking.abort());
 byId("scale").addEventListener("change", showRequests);
+document.addEventListener("visibilitychange", followRequests);
 followCluster();
 followRequests();

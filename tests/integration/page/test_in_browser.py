@@ -169,6 +169,21 @@ async def test_the_requests_are_asked_for_again_where_an_error_came(
     assert num_refused == 2
 
 
+async def test_a_tab_that_nobody_looks_at_keeps_no_connection(cluster: Cluster) -> None:
+    def look(is_hidden: str) -> str:
+        hide = f"Object.defineProperty(document, 'hidden', {{value: {is_hidden}, configurable: true}})"
+        return f"{hide}; document.dispatchEvent(new Event('visibilitychange'))"
+
+    watches = cluster.router.recent._watches
+    async with browsing(f"http://{cluster.server.http_address}/") as page:
+        await until(lambda: len(watches) == 1)
+        await page.value(look("true"))
+        await until(lambda: not watches)
+        await cluster.client.generate([1], max_tokens=2)
+        await page.value(look("false"))
+        await page.until("document.querySelectorAll('#requests .row').length === 1")
+
+
 async def test_a_controller_that_is_lost_is_said_and_found_again(cluster: Cluster) -> None:
     async with browsing(f"http://{cluster.server.http_address}/") as page:
         await page.until(f"{text_of('link')} === 'live'")
