@@ -16,6 +16,10 @@ _PIPE_WIDTH = None if sys.stdout is not None and sys.stdout.isatty() else 200
 out = Console(highlight=False, soft_wrap=True, width=_PIPE_WIDTH)
 err = Console(stderr=True, highlight=False, soft_wrap=True)
 
+# A model may be led to say what moves a terminal's cursor, names its window or fills its clipboard.
+_VISIBLE: dict[int, int | None] = {code: 0x2400 + code for code in range(0x20) if chr(code) not in "\t\n"}
+_VISIBLE |= {ord("\r"): None, 0x7F: ord("␡")} | dict.fromkeys(range(0x80, 0xA0), ord("�"))
+
 
 def can_redraw() -> bool:
     """A pipe keeps what was written, whatever FORCE_COLOR says of it, and so does a dumb terminal."""
@@ -24,9 +28,9 @@ def can_redraw() -> bool:
 
 
 def write(text: str) -> None:
-    """An answer's text as it comes, untouched."""
+    """An answer's text as it comes: untouched, but for what would give orders to a terminal."""
     if sys.stdout is not None:
-        sys.stdout.write(text)
+        sys.stdout.write(text.translate(_VISIBLE) if sys.stdout.isatty() else text)
         sys.stdout.flush()
 
 
