@@ -18,7 +18,7 @@ from typing_extensions import Self, Unpack
 from pdserve.answers import cluster_of, event_of, generation_of, model_of
 from pdserve.channel import Credentials, open_channel
 from pdserve.cluster_results import Cluster, Pool, Quantiles, Role, Router, Worker, WorkerState
-from pdserve.requests import GenerateOptions, Prompt, build_request, put, time_limit
+from pdserve.requests import GenerateOptions, Prompt, build_request, encode, put, time_limit
 from pdserve.results import (
     ChatMessage,
     Completion,
@@ -206,7 +206,7 @@ class Client:
             worker_id=worker_id, replace=replace, replace_first=replace_first
         )
         if drain_timeout_s is not None:
-            put(request, "timeout_ms", max(1, round(drain_timeout_s * 1000)))
+            _put_drain_timeout(request, drain_timeout_s)
         return cluster_of(await self._answer(self._admin.DrainWorker, request, timeout))
 
     async def restart_router(
@@ -214,7 +214,7 @@ class Client:
     ) -> Cluster:
         """Put another process in a router's place; the one before has so long for what it still does."""
         request = cluster_pb2.RestartRouterRequest(router_id=router_id)
-        put(request, "timeout_ms", max(1, round(drain_timeout_s * 1000)))
+        _put_drain_timeout(request, drain_timeout_s)
         return cluster_of(await self._answer(self._admin.RestartRouter, request, timeout))
 
     async def _answer(
@@ -231,6 +231,10 @@ class Client:
 
     def _entries(self, metadata: Mapping[str, str] | None) -> tuple[tuple[str, str], ...]:
         return (*self._shown, *(metadata or {}).items())
+
+
+def _put_drain_timeout(request: Message, seconds: float) -> None:
+    encode("drain_timeout_s", lambda: setattr(request, "timeout_ms", max(1, round(seconds * 1000))))
 
 
 def _path(named: str | Path | None) -> Path | None:

@@ -124,7 +124,7 @@ def put(message: Message, name: str, value: object) -> None:
 def encode(name: str, action: Callable[[], object]) -> None:
     try:
         action()
-    except (ValueError, TypeError) as error:
+    except (ValueError, TypeError, OverflowError) as error:
         raise InvalidArgument(f"{name}: {error}") from error
 
 
