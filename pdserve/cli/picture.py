@@ -15,16 +15,18 @@ def draw(finished: Finished, width: int) -> list[str]:
     total_ms = timings.ttft_ms + timings.decode_ms
     if total_ms <= 0:
         return []
-    prefilled_ms = min(timings.queue_ms + timings.prefill_ms, timings.ttft_ms)
+    read_ms = timings.queue_ms
+    if finished.num_resumes:
+        # What was begun before may have been lost with its worker.
+        read_ms = max(read_ms, timings.ttft_ms - timings.prefill_ms)
+    prefilled_ms = min(read_ms + timings.prefill_ms, timings.ttft_ms)
     lines = [
         _line("queue", "dim", "router", 0.0, timings.queue_ms, total_ms, width),
-        _line(
-            "prefill", "dark_orange", finished.prefill_worker, timings.queue_ms, prefilled_ms, total_ms, width
-        ),
+        _line("prefill", "dark_orange", finished.prefill_worker, read_ms, prefilled_ms, total_ms, width),
     ]
     if timings.transfer_bytes:
         arrived_ms = prefilled_ms + timings.handover_ms
-        begun_ms = max(timings.queue_ms, arrived_ms - timings.transfer_ms)
+        begun_ms = max(read_ms, arrived_ms - timings.transfer_ms)
         way = f"{finished.prefill_worker} → {finished.decode_worker}"
         lines.append(_line("KV", "medium_purple", way, begun_ms, arrived_ms, total_ms, width))
     if timings.decode_ms:

@@ -146,9 +146,11 @@ function phases(timeline, nowMs) {
   const lastAt = (moment) => timeline.marks.filter((each) => each.moment === moment).map((each) => each.at_ms).pop() ?? null;
   const finished = at("FINISHED"), end = finished ?? nowMs;
   const times = timeline.timings, first = at("FIRST_TOKEN");
-  const begun = times ? times.queue_ms : at("PREFILL_BEGIN") ?? end;
-  const drawn = times ? times.queue_ms + times.prefill_ms : at("PREFILL_END") ?? first;
-  const found = { queue: [0, begun], prefill: null, transfer: null, decode: null, first, end };
+  const queued = times ? times.queue_ms : at("PREFILL_BEGIN") ?? end;
+  // What a resumed one had begun before may have been lost with its worker.
+  const begun = times && timeline.num_resumes && first !== null ? Math.max(queued, first - times.prefill_ms) : queued;
+  const drawn = times ? begun + times.prefill_ms : at("PREFILL_END") ?? first;
+  const found = { queue: [0, queued], prefill: null, transfer: null, decode: null, first, end };
   if (begun < end) found.prefill = [begun, Math.min(drawn ?? end, first ?? end)];
   const arrived = lastAt("TRANSFER_END");
   if (times && times.transfer_bytes && arrived !== null) found.transfer = [Math.max(begun, arrived - times.transfer_ms), arrived];

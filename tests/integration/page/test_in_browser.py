@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import AsyncIterator
 from pathlib import Path
 
@@ -101,6 +102,20 @@ async def test_the_own_prompt_is_explained_however_many_come_after_it(
             await cluster.client.generate([1], max_tokens=1)
         await page.until("!document.getElementById('told').hidden")
         assert await page.value("document.querySelector('#own .row').dataset.how") == "at its limit"
+
+
+async def test_what_was_lost_before_the_first_token_is_left_out_of_the_picture(cluster: Cluster) -> None:
+    marks = [["PREFILL_BEGIN", 10], ["PREFILL_BEGIN", 5300], ["FIRST_TOKEN", 6500], ["FINISHED", 7000]]
+    resumed = {
+        "num_resumes": 1,
+        "marks": [{"moment": moment, "at_ms": at_ms} for moment, at_ms in marks],
+        "tokens": {"at_ms": [6500, 6900]},
+        "timings": {"queue_ms": 10, "prefill_ms": 1200, "decode_ms": 400, "transfer_bytes": 0},
+    }
+    async with browsing(f"http://{cluster.server.http_address}/") as page:
+        drawn = f"phases({json.dumps(resumed)}, 0)"
+        assert await page.value(f"{drawn}.queue") == [0, 10]
+        assert await page.value(f"{drawn}.prefill") == [5300, 6500]
 
 
 async def test_stopping_cancels_and_refusals_are_shown(cluster: Cluster) -> None:

@@ -135,6 +135,15 @@ def test_the_picture_has_every_phase_at_its_time() -> None:
     assert first.endswith("1000 ms in all")
 
 
+def test_what_was_lost_before_the_first_token_is_left_out_of_the_picture() -> None:
+    of = finished()
+    of = replace(of, num_resumes=1, timings=replace(of.timings, ttft_ms=1600.0))  # of 2,000 ms
+    queue, prefill, kv, *_ = lines(of)
+    assert queue.startswith("queue    █ ")
+    assert prefill.startswith("prefill  " + " " * 22 + "█" * 10 + " ")
+    assert kv.startswith("KV       " + " " * 27 + "█" * 6 + " ")
+
+
 def test_a_request_that_was_its_first_token_has_no_decode() -> None:
     of = finished(output=1)
     of = replace(of, timings=replace(of.timings, transfer_bytes=0, transfer_ms=0.0))
