@@ -20,6 +20,8 @@ from pdserve.client import Cluster, PdserveError, Quantiles, Role, Worker, Worke
 
 _TIMEOUT_S = 10.0
 _BAR_WIDTH = 12
+# In fewer columns a table leaves out what it can do without, so that no figure is cut off.
+_ROOMY = 110
 _GONE = (WorkerState.STOPPED, WorkerState.DEAD)
 # Two snapshots make a rate.
 _FIRST_PAUSE_S = 1.0
@@ -106,7 +108,7 @@ def _head(cluster: Cluster) -> Text:
 def _felt(cluster: Cluster) -> Table:
     """What clients feel."""
     load = cluster.load
-    table = Table(box=None, pad_edge=False, padding=(0, 3, 0, 0), header_style="dim")
+    table = Table(box=None, pad_edge=False, padding=(0, 3 if _is_roomy() else 1, 0, 0), header_style="dim")
     for column in ("running", "queued", "TTFT p50/p99 ms", "ITL p50/p99 ms", "tok/s", "prompt tok/s", "done"):
         table.add_column(column, no_wrap=True)
     table.add_row(
@@ -126,7 +128,7 @@ def _pair(quantiles: Quantiles) -> str:
 
 
 def _workers(cluster: Cluster, rates: Rates) -> Table:
-    table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="dim")
+    table = Table(box=None, pad_edge=False, padding=(0, 2 if _is_roomy() else 1, 0, 0), header_style="dim")
     for column in ("worker", "state"):
         table.add_column(column, no_wrap=True)
     for column in ("run", "wait"):
@@ -170,7 +172,13 @@ def _figures(worker: Worker, rates: WorkerRates) -> list[str]:
     return [tokens, in_mb(round(rates.kv_sent)), in_mb(round(rates.kv_received)), handover]
 
 
+def _is_roomy() -> bool:
+    return out.width >= _ROOMY
+
+
 def _bar(used: int, total: int) -> str:
     share = used / total if total else 0.0
+    if not _is_roomy():
+        return f"{share:4.0%}"
     filled = round(share * _BAR_WIDTH)
     return f"[magenta]{'█' * filled}[/][dim]{'░' * (_BAR_WIDTH - filled)}[/] {share:4.0%}"

@@ -118,6 +118,21 @@ def test_the_screen_shows_what_clients_feel_and_what_workers_do() -> None:
     assert told[5:] == ["9%", "90", "0.0M", "20.0M", "2.0", "→", "3.5", "1000M"]
 
 
+def test_no_figure_is_cut_off_in_eighty_columns(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(out, "_width", 80)
+    rates = Rates()
+    for second in (0, 1):
+        prefill = counted(Role.PREFILL, "p", 9500 * second, 230_000_000 * second)
+        decode = counted(Role.DECODE, "d", 1200 * second, 230_000_000 * second, 3 * second)
+        rates.add(of(prefill, decode), float(second))
+    with out.capture() as captured:
+        out.print(screen(of(prefill, decode), rates, None), soft_wrap=False)
+    lines = captured.get().splitlines()
+    assert "…" not in captured.get()
+    assert max(map(len, lines)) <= 80
+    assert row(lines, "decode-0")[4:] == ["9%", "1200", "0.0M", "230M", "2.0", "→", "3.5", "1000M"]
+
+
 def test_workers_without_figures_have_none_and_trouble_is_told() -> None:
     lines = shown(cluster(pool(Role.COLOCATED, 2, WorkerState.DEAD, reason="no node")), Rates(), "gone")
     assert row(lines, "colocated-0") == ["colocated-0", "DEAD"]
