@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 import json
 import time
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Iterator
 from contextlib import aclosing
 
 from starlette.requests import Request
@@ -25,6 +25,8 @@ from router.recent.recent import Recent
 MAX_SHOWN = 40
 # Fewer and fuller events are cheaper beside the streams of tokens.
 _PAUSE_S = 0.25
+# Deliveries that one event tells of, or one timeline's: a page that opens holds up no stream of tokens.
+_PORTION = 512
 # A proxy on the way may close what is silent.
 _SILENCE_S = 15.0
 
@@ -60,8 +62,9 @@ async def events(recent: Recent, request_id: str | None = None) -> AsyncGenerato
     with recent.watch() as changed:
         while True:
             changed.clear()
-            requests = seen.news(recent)
-            yield f"data: {_encode({'now': time.time(), 'requests': requests})}\n\n"
+            for requests in seen.news(recent):
+                yield f"data: {_encode({'now': time.time(), 'requests': requests})}\n\n"
+                await asyncio.sleep(0)
             await asyncio.sleep(_PAUSE_S)
             # Not by wait_for: before Python 3.12 it loses a cancel that comes with the change.
             change = asyncio.ensure_future(changed.wait())
@@ -79,14 +82,21 @@ class _Seen:
         self._request_id = request_id
         self._told: dict[str, tuple[int, int]] = {}
 
-    def news(self, recent: Recent) -> list[dict[str, object]]:
+    def news(self, recent: Recent) -> Iterator[list[dict[str, object]]]:
+        """In portions, at least one."""
         newest = recent.newest(MAX_SHOWN, self._request_id)
         told: list[dict[str, object]] = []
+        num_new = 0
         for timeline in newest:
             version, num_deliveries = self._told.get(timeline.id, (-1, 0))
             if timeline.version != version:
                 told.append(timeline.as_object(num_deliveries))
-                self._told[timeline.id] = (timeline.version, len(timeline.tokens.at_ms))
+                num_known = len(timeline.tokens.at_ms)
+                self._told[timeline.id] = (timeline.version, num_known)
+                num_new += num_known - num_deliveries
+            if num_new >= _PORTION:
+                yield told
+                told, num_new = [], 0
         ids = {timeline.id for timeline in newest}
         self._told = {id: what for id, what in self._told.items() if id in ids}
-        return told
+        yield told
