@@ -52,6 +52,9 @@ def _weight_shapes(folder: Path) -> dict[str, tuple[int, ...]]:
 def _windows(config: Mapping[str, object], num_layers: int) -> list[int]:
     """Of each layer, 0 for none. Without kinds of layers, a window is every layer's."""
     width, kinds = _integer(config, "sliding_window") or 0, config.get("layer_types")
+    # Qwen's configs name a window that none of its layers has.
+    if config.get("use_sliding_window") is False:
+        width = 0
     if not isinstance(kinds, list):
         return [width] * num_layers
     return [width if kind == "sliding_attention" else 0 for kind in kinds]

@@ -31,6 +31,18 @@ def test_the_shape_is_the_engines(tmp_path: Path, family: str) -> None:
     assert [window or None for window in seen.windows] == list(expected.windows)
 
 
+def test_a_window_that_is_not_used_is_none(tmp_path: Path) -> None:
+    folder = tiny_model(tmp_path, "qwen2")
+    config = json.loads((folder / "config.json").read_text())
+    config.pop("layer_types", None)  # as in older models
+    for is_used, width in ((True, 5), (False, 0)):
+        told = config | {"sliding_window": 5, "use_sliding_window": is_used}
+        (folder / "config.json").write_text(json.dumps(told))
+        shape = read_model_folder(folder).shape
+        assert shape is not None
+        assert set(shape.windows) == {width}
+
+
 def test_a_model_that_uses_some_of_its_weights_for_a_token_has_none(tmp_path: Path) -> None:
     assert read_model_folder(tiny_model(tmp_path, "qwen3_moe")).shape is None
 
