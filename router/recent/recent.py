@@ -56,6 +56,8 @@ class Recent:
         timeline = self._running.get(event.transfer_id)
         if timeline is None:
             return
+        if timeline.marks and timeline.marks[-1].moment is event.moment is Moment.QUEUED:
+            return  # there was no room, and it waits on: that may happen many times a second
         timeline.marks.append(Mark(event.moment, event.worker, timeline.since_ms(event.at)))
         if event.moment is Moment.FINISHED:
             timeline.outcome = event.outcome

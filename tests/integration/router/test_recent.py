@@ -78,6 +78,16 @@ async def test_what_ends_early_says_how_and_leaves_nothing(cluster: Cluster) -> 
     assert not cluster.router.recent._running
 
 
+async def test_one_that_waits_for_room_is_queued_once_however_often_it_asks(cluster: Cluster) -> None:
+    cluster.d.reserve_error = ResourceExhausted("no blocks")
+    with pytest.raises(PdserveError):
+        await cluster.client.generate([1], timeout=1.0)
+    await until(cluster.is_idle)
+    assert cluster.router._dispatcher.num_refusals > 1
+    (timeline,) = cluster.router.recent.newest(9)
+    assert [mark.moment for mark in timeline.marks] == [Moment.RECEIVED, Moment.QUEUED, Moment.FINISHED]
+
+
 async def test_the_cluster_is_told_with_what_this_routers_clients_feel(cluster: Cluster) -> None:
     cluster.d.step_s = 0.01
     await cluster.client.generate([1] * 20, max_tokens=10)
