@@ -9,6 +9,7 @@ from typing import Annotated
 
 import typer
 from rich.markup import escape
+from rich.measure import Measurement
 from rich.table import Table
 
 from pdserve.cli.console import error_line, out, write
@@ -16,6 +17,7 @@ from pdserve.cli.target import Choice, Target, asks_router
 from pdserve.client import Cluster, PdserveError, Pool, Role, Worker, WorkerState
 
 _TIMEOUT_S = 10.0
+_WIDEST = 1000
 
 
 @asks_router
@@ -146,6 +148,8 @@ def show(cluster: Cluster) -> None:
     for worker in workers:
         table.add_row(*_row(worker, shows_node, shows_drafts))
     if workers:
+        # No name and no figure is cut off: a narrow terminal goes on in its next line.
+        table.width = Measurement.get(out, out.options.update(width=_WIDEST), table).maximum
         out.print(table)
     for line in (*engine_lines(cluster), *route_lines(cluster), *quarantine_lines(cluster)):
         out.print(line, markup=False)

@@ -105,6 +105,15 @@ def test_a_name_with_brackets_is_shown_as_it_is() -> None:
     assert captured.get() == "x  model /models/a[awq]  gRPC [fd00::1]:50051\n"
 
 
+@pytest.mark.parametrize("width", [20, 80, 200])
+def test_no_name_and_no_figure_is_cut_off(monkeypatch: pytest.MonkeyPatch, width: int) -> None:
+    monkeypatch.setattr(out, "_width", width)
+    with out.capture() as captured:
+        show(cluster(pool(Role.PREFILL, 1, READY), pool(Role.DECODE, 1, READY)))
+    (row,) = (line for line in captured.get().splitlines() if line.startswith("prefill-0"))
+    assert " ".join(row.split()) == "prefill-0 READY 4711 1 2 77/888 12345 6789 0.0M 0.0M 1000M"
+
+
 def test_a_dead_worker_has_no_numbers() -> None:
     shown = {}
     for state in (READY, STARTING, DEAD):
