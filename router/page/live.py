@@ -18,7 +18,7 @@ from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
 from pdserve.v1.errors import PdserveError
-from router.http.connections import Connection
+from router.http.connections import Connection, hang_up
 from router.recent.recent import Recent
 
 # As many as are told of at once; others come back into view as these grow old.
@@ -29,6 +29,8 @@ _PAUSE_S = 0.25
 _PORTION = 512
 # A proxy on the way may close what is silent.
 _SILENCE_S = 15.0
+# For a page that does not read to hear that its stream ends.
+_LAST_WORDS_S = 1.0
 
 _encode = json.JSONEncoder(ensure_ascii=False, separators=(",", ":")).encode
 
@@ -54,7 +56,11 @@ class LiveRequests(Response):
                     await send({"type": "http.response.body", "body": event.encode(), "more_body": True})
         except PdserveError:
             pass  # the page was closed, or the router stops: it opens another stream by itself
-        await send({"type": "http.response.body", "body": b"", "more_body": False})
+        end = send({"type": "http.response.body", "body": b"", "more_body": False})
+        try:
+            await asyncio.wait_for(end, _LAST_WORDS_S)
+        except asyncio.TimeoutError:
+            await hang_up(self._request)
 
 
 async def events(recent: Recent, request_id: str | None = None) -> AsyncGenerator[str, None]:

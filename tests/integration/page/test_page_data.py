@@ -6,13 +6,16 @@ import asyncio
 import json
 import re
 from collections.abc import AsyncIterator
+from dataclasses import replace
 from pathlib import Path
 
 import aiohttp
 import pytest
 import pytest_asyncio
 
+from router.events import Moment
 from router.page import live
+from router.recent.timeline import Mark, Timeline
 from tests.integration.http.raw import get, post
 from tests.integration.router.harness import Cluster, running, until
 
@@ -151,3 +154,22 @@ async def test_an_open_page_does_not_keep_the_router_from_leaving(cluster: Clust
     await asyncio.wait_for(cluster.server.drain(60.0), 20)
     with pytest.raises(StopAsyncIteration):
         await anext(stream)
+
+
+async def test_a_page_that_reads_no_more_does_not_keep_the_router_from_leaving(
+    cluster: Cluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As that of a laptop that was closed."""
+    monkeypatch.setattr(live, "MAX_SHOWN", 1000)
+    timeline = Timeline("0", "0", 0, 5, 0.0, 0.0, marks=[Mark(Moment.RECEIVED, None, 0.0)])
+    timeline.tokens.at_ms.extend(range(4096))
+    timeline.tokens.counts.extend([1] * 4096)
+    for number in range(1000):  # far more than sockets keep
+        cluster.router.recent._running[str(number)] = replace(timeline, id=str(number))
+    host, _, port = address(cluster).rpartition(":")
+    _, writer = await asyncio.open_connection(host, int(port), limit=1024)
+    writer.write(f"GET /pdserve/requests HTTP/1.1\r\nHost: {host}\r\n\r\n".encode())
+    connections = cluster.server._http._server.server_state.connections  # type: ignore[union-attr]
+    await until(lambda: any(each.flow.write_paused for each in connections))  # type: ignore[union-attr]
+    await asyncio.wait_for(cluster.server.drain(60.0), 20)
+    writer.close()
