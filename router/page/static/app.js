@@ -121,14 +121,15 @@ function setLink(text, kind) {
 async function followCluster() {
   for (;;) {
     try {
-      const response = await fetch("/pdserve/cluster");
+      // A router that hangs refuses nothing. The controller has 10 s.
+      const response = await fetch("/pdserve/cluster", { signal: AbortSignal.timeout(15000) });
       const answer = await response.json();
       if (!response.ok) throw new Error(answer.error ? answer.error.message : response.statusText);
       showCluster(answer);
       limitTokens(answer);
       setLink("live", "live");
     } catch (error) {
-      setLink(error instanceof TypeError ? "the router does not answer" : error.message, "lost");
+      setLink(error instanceof TypeError || error.name === "TimeoutError" ? "the router does not answer" : error.message, "lost");
     }
     await new Promise((done) => setTimeout(done, 1000));
   }

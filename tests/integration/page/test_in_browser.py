@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 from collections.abc import AsyncIterator
 from pathlib import Path
@@ -10,9 +11,11 @@ import pytest
 import pytest_asyncio
 from starlette.requests import Request
 
+from pdserve.v1.cluster_pb2 import ClusterSnapshot
 from pdserve.v1.errors import Unavailable
 from router.page import live, routes
 from router.page.live import LiveRequests
+from router.page.snapshots import Snapshots
 from router.recent import timeline
 from router.recent.recent import Recent
 from tests.browser import browsing, find_browser
@@ -197,6 +200,22 @@ async def test_a_tab_that_nobody_looks_at_keeps_no_connection(cluster: Cluster) 
         await cluster.client.generate([1], max_tokens=2)
         await page.value(look("false"))
         await page.until("document.querySelectorAll('#requests .row').length === 1")
+
+
+async def test_a_router_that_hangs_is_said(cluster: Cluster, monkeypatch: pytest.MonkeyPatch) -> None:
+    goes_on = asyncio.Event()
+
+    async def hang(snapshots: Snapshots) -> ClusterSnapshot:
+        await goes_on.wait()
+        raise Unavailable("the test is over")
+
+    async with browsing(f"http://{cluster.server.http_address}/") as page:
+        await page.until(f"{text_of('link')} === 'live'")
+        soon = "const after = AbortSignal.timeout.bind(AbortSignal); AbortSignal.timeout = () => after(300)"
+        await page.value(f"(() => {{ {soon}; }})()")
+        monkeypatch.setattr(Snapshots, "read", hang)
+        await page.until(f"{text_of('link')} === 'the router does not answer'")
+        goes_on.set()
 
 
 async def test_a_controller_that_is_lost_is_said_and_found_again(cluster: Cluster) -> None:
