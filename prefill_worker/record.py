@@ -26,6 +26,8 @@ class PrefillRecord:
         self._prefill = record.span("prefill", num_tokens=self._num_tokens)
         # Of the first token; from then on an error is the transfer's.
         self._first_at_ns: int | None = None
+        # All went well: a router that has what it wants may cancel before it hears that this was all.
+        self._is_done = False
 
     def note(self, event: FirstToken | TransferReport) -> None:
         if isinstance(event, FirstToken):
@@ -39,6 +41,7 @@ class PrefillRecord:
         self._record.tell(Moment.PREFILL_END, num_tokens=self._num_tokens, **figures)
         self._prefill.set({f"pdserve.{name}": value for name, value in figures.items()})
         self._prefill.end()
+        self._is_done = first.finish_reason is not None
 
     def _note_transfer(self, report: TransferReport) -> None:
         figures: dict[str, int | float] = {
@@ -50,8 +53,11 @@ class PrefillRecord:
         self._record.tell(Moment.TRANSFER_END, **figures)
         began_at_ns = time.time_ns() - int(report.transfer_ms * _NS_PER_MS)
         self._record.span("transfer", began_at_ns, **figures).end()
+        self._is_done = True
 
     def fail(self, error: str) -> None:
+        if self._is_done:
+            return
         self._record.tell(Moment.FINISHED, outcome=error)
         if self._first_at_ns is None:
             self._prefill.end(error)
