@@ -15,14 +15,20 @@ from pdserve.v1.errors import DeadlineExceeded
 
 class Deadline:
     """`async with Deadline(seconds)`: cancels what the task waits for and raises DeadlineExceeded.
-    `spent_s`: what went by of it before. `why`: what it waits for, if known, for the error."""
+    `spent_s`: what went by of it before. `why`: what it waits for, if known, for the error.
+    `early_s`: whoever set it may give up so much sooner, by a clock of its own."""
 
     def __init__(
-        self, timeout_s: float, spent_s: float = 0.0, why: Callable[[], str | None] = lambda: None
+        self,
+        timeout_s: float,
+        spent_s: float = 0.0,
+        why: Callable[[], str | None] = lambda: None,
+        early_s: float = 0.0,
     ) -> None:
         self._timeout_s = timeout_s
         self._spent_s = spent_s
         self._why = why
+        self._early_s = early_s
         self._timer: asyncio.TimerHandle | None = None
         self._task: asyncio.Task[object] | None = None
         # The loop's clock.
@@ -36,6 +42,11 @@ class Deadline:
         if self._ends_at is None:
             return max(0.0, self._timeout_s - self._spent_s)
         return max(0.0, self._ends_at - asyncio.get_running_loop().time())
+
+    @property
+    def is_over(self) -> bool:
+        """By this clock or by that of whoever set it: work that is cancelled now is late."""
+        return self.has_passed or self.left_s <= self._early_s
 
     async def __aenter__(self) -> Self:
         self._task = asyncio.current_task()

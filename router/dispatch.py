@@ -82,7 +82,7 @@ class Dispatcher:
         try:
             yield
         except asyncio.CancelledError:
-            if request.num_refusals and request.deadline.has_passed:
+            if request.num_refusals and request.deadline.is_over:
                 retry_after_s = self.admission.retry_after_s
                 raise ResourceExhausted(
                     "no room in time", reason="NO_ROOM", retry_after_s=retry_after_s

@@ -26,7 +26,7 @@ def failure_of(error: BaseException, deadline: Deadline | None = None) -> Failur
     if isinstance(error, PdserveError):
         return Failure(error.code.name, error.label)
     if isinstance(error, asyncio.CancelledError | GeneratorExit):
-        is_late = deadline is not None and deadline.has_passed
+        is_late = deadline is not None and deadline.is_over
         code = "DEADLINE_EXCEEDED" if is_late else "CANCELLED"
         return Failure(code, code)
     return Failure("INTERNAL", type(error).__name__)

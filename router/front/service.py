@@ -22,6 +22,9 @@ if TYPE_CHECKING:
 
 # gRPC speaks of "no deadline" as of one in some hundred years.
 _NO_DEADLINE_S = 10 * 365 * 86400.0
+# Its clients round what they tell of theirs up, by 1 % at most, and cancel by their own clocks.
+_ROUNDED_UP = 0.01
+_JITTER_S = 0.02
 
 
 class GenerationService:
@@ -76,9 +79,12 @@ class GenerationService:
         return self._router.describe_model()
 
     def _deadline(self, remaining_s: float | None) -> Deadline:
+        def why() -> str | None:
+            return self._router.table.reason_to_wait
+
         if remaining_s is None or remaining_s > _NO_DEADLINE_S:
-            remaining_s = self._router.config.default_timeout_s
-        return Deadline(remaining_s, why=lambda: self._router.table.reason_to_wait)
+            return Deadline(self._router.config.default_timeout_s, why=why)
+        return Deadline(remaining_s, why=why, early_s=_ROUNDED_UP * remaining_s + _JITTER_S)
 
 
 def _caller(context: UnaryContext | GenerateContext) -> TraceContext | None:

@@ -10,7 +10,7 @@ import pytest
 import pytest_asyncio
 
 from pdserve.v1 import worker_pb2, worker_pb2_grpc
-from pdserve.v1.errors import InvalidArgument, NotFound, ResourceExhausted, Unavailable
+from pdserve.v1.errors import DeadlineExceeded, InvalidArgument, NotFound, ResourceExhausted, Unavailable
 from router.http.openai_api import TIMEOUT_HEADER
 from router.metrics import scrape as scraping
 from tests.integration.http.raw import Answer, get, post
@@ -127,6 +127,24 @@ async def test_every_failure_has_its_code(cluster: Cluster) -> None:
     )  # the retries of the one that was told UNAVAILABLE
     assert seen.value("pdserve_reservations_refused_total") > 0
     assert seen.value("pdserve_time_to_first_token_seconds_count") == 0
+
+
+async def test_a_time_limit_that_a_client_keeps_by_its_own_clock_is_no_cancel(model_dir: Path) -> None:
+    """gRPC tells the router of more time than there is: of 1.041 s as of 1.05 s."""
+    limits = [1.021 + 0.0025 * index for index in range(8)]
+    outcomes: list[str | None] = []
+    async with running(model_dir, http="127.0.0.1:0") as cluster:
+        cluster.p.hold_token.clear()
+        cluster.router.on_event(lambda event: outcomes.append(event.outcome))
+        asked = [cluster.client.generate([1, 2, 3], timeout=limit) for limit in limits]
+        errors = await asyncio.gather(*asked, return_exceptions=True)
+        assert {type(error) for error in errors} == {DeadlineExceeded}
+        await until(cluster.is_idle)
+        cluster.p.hold_token.set()
+        seen = await scrape(cluster.server.http_address)
+    assert seen.value("pdserve_request_failures_total", code="DEADLINE_EXCEEDED") == len(limits)
+    assert seen.value("pdserve_request_failures_total") == len(limits)
+    assert {outcome for outcome in outcomes if outcome is not None} == {"DEADLINE_EXCEEDED"}
 
 
 async def test_the_queue_and_what_has_left_it_are_told(model_dir: Path) -> None:

@@ -64,5 +64,13 @@ async def test_what_the_deadline_cancelled_is_late_and_not_cancelled() -> None:
     assert [failure.code for failure in seen] == ["DEADLINE_EXCEEDED"]
 
 
+async def test_a_client_that_gives_up_by_its_own_clock_a_little_sooner_is_late_too() -> None:
+    async with Deadline(60.0, early_s=61.0) as deadline:
+        assert failure_of(asyncio.CancelledError(), deadline).code == "DEADLINE_EXCEEDED"
+        assert not deadline.has_passed
+    async with Deadline(60.0, early_s=1.0) as deadline:
+        assert failure_of(asyncio.CancelledError(), deadline).code == "CANCELLED"
+
+
 async def test_a_cancel_before_the_deadline_is_a_cancel() -> None:
     assert failure_of(asyncio.CancelledError(), Deadline(60.0)).code == "CANCELLED"
