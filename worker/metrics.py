@@ -20,7 +20,9 @@ from prometheus_client.registry import Collector
 from engine.request import StepResult
 from pdserve.v1 import cluster_pb2
 
-_STEP_SECONDS = (0.005, 0.01, 0.02, 0.04, 0.06, 0.08, 0.1, 0.15, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0)
+_STEP_SECONDS = (
+    *(0.001, 0.002, 0.003, 0.005, 0.01, 0.02, 0.04, 0.06, 0.08, 0.1, 0.15, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0),
+)
 _STEP_SEQUENCES = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512)
 
 

@@ -47,13 +47,14 @@ class Phases:
     """Of finished requests, in seconds."""
 
     def __init__(self, registry: CollectorRegistry) -> None:
-        def seconds(name: str, help: str) -> Histogram:
-            return _seconds(registry, name, help, REQUEST_SECONDS)
-
-        self.queue = seconds("request_queue_time", "In all queues, until the first token.")
-        self.prefill = seconds("request_prefill_time", "Of the steps that computed some of the prompt.")
-        self.decode = seconds("request_decode_time", "First token → last token.")
-        self.inference = seconds("request_inference_time", "Prefill begun → last token.")
+        self.queue = _seconds(registry, "request_queue_time", "In all queues, until the first token.")
+        self.prefill = _seconds(
+            registry, "request_prefill_time", "Of the steps that computed some of the prompt."
+        )
+        self.decode = _seconds(registry, "request_decode_time", "First token → last token.", REQUEST_SECONDS)
+        self.inference = _seconds(
+            registry, "request_inference_time", "Prefill begun → last token.", REQUEST_SECONDS
+        )
         phase = Histogram(
             "pdserve_time_to_first_token_phase_seconds",
             "TTFT of finished requests, in the parts that add up to it: in all queues, asking for room, and "
