@@ -10,6 +10,7 @@ import sys
 from collections.abc import Iterator
 from itertools import combinations
 
+import promql_parser as promql
 import pytest
 import yaml
 
@@ -84,6 +85,40 @@ def test_every_query_is_promql_and_shows_labels_that_it_keeps(query: Query) -> N
     assert query.selectors()
     if query.groupings():
         assert query.legend <= query.groupings()
+
+
+@pytest.mark.parametrize("query", [pytest.param(query, id=query.where) for query in QUERIES])
+def test_what_every_router_tells_of_the_same_worker_is_summed_once(query: Query) -> None:
+    sums = [
+        node for node in query.nodes() if isinstance(node, promql.AggregateExpr) and str(node.op) == "sum"
+    ]
+    for each in sums:
+        assert [name for name in told_in(each.expr) if is_told_by_every_router(name)] == []
+
+
+def told_in(expr: promql.Expr) -> list[str]:
+    """The names in it that no further aggregation stands before."""
+    if isinstance(expr, promql.AggregateExpr):
+        return []
+    if isinstance(expr, promql.MatrixSelector):
+        return told_in(expr.vector_selector)
+    if isinstance(expr, promql.VectorSelector):
+        return [str(expr.name)]
+    parts: list[promql.Expr] = []
+    if isinstance(expr, promql.Call):
+        parts = list(expr.args)
+    elif isinstance(expr, promql.BinaryExpr):
+        parts = [expr.lhs, expr.rhs]
+    elif isinstance(expr, promql.ParenExpr):
+        parts = [expr.expr]
+    return [name for part in parts for name in told_in(part)]
+
+
+def is_told_by_every_router(name: str) -> bool:
+    """By docs/metrics.md: what stands behind the heading of what clients feel."""
+    _, behind = (DOCS / "metrics.md").read_text().split("\n## The cluster: the router\n")
+    told = re.findall(r"^\| `(pdserve_\w+)`", behind, re.MULTILINE)
+    return name.startswith("process_") or re.sub("_(bucket|sum|count)$", "", name) in told
 
 
 def test_every_alert_says_how_grave_it_is_and_what_it_means() -> None:

@@ -25,6 +25,8 @@ from worker.identity import Role
 ROLES = (Role.PREFILL, Role.DECODE, Role.DECODE)
 # Prometheus' own, of each address that it scrapes.
 OF_PROMETHEUS = {"up"}
+# By its configuration.
+LABELS_OF_PROMETHEUS = {"cluster"}
 
 
 @pytest.fixture(scope="module")
@@ -131,7 +133,9 @@ def unmet(query: Query, seen: Scraped) -> list[str]:
         if not found and selector.name not in OF_PROMETHEUS:
             problems.append(f"{query.where}: no {selector}")
         labels.update(*found)
-    problems += [f"{query.where}: no label {label}" for label in query.groupings() - labels]
+    problems += [
+        f"{query.where}: no label {label}" for label in query.groupings() - labels - LABELS_OF_PROMETHEUS
+    ]
     return problems
 
 
