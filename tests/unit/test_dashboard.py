@@ -14,6 +14,7 @@ import promql_parser as promql
 import pytest
 import yaml
 
+from router.http.errors import TABLE
 from tests.queries import ALERTS, DASHBOARD, DOCS, Query, alert_queries, dashboard_queries, panels
 
 DASH = json.loads(DASHBOARD.read_text())
@@ -128,6 +129,13 @@ def test_every_alert_says_how_grave_it_is_and_what_it_means() -> None:
         assert rule.keys() <= {"alert", "expr", "for", "labels", "annotations"}
         assert rule["labels"]["severity"] in ("critical", "warning")
         assert rule["annotations"].keys() == {"summary"}
+
+
+def test_the_alert_on_failures_counts_what_http_says_is_the_servers_fault() -> None:
+    (query,) = [query for query in alert_queries() if query.where == "PdserveRequestsFail"]
+    (counted,) = re.findall(r'code=~"([A-Z_|]+)"', query.text)
+    faults = {kind.code.name for kind, answer in TABLE.items() if answer.status >= 500}
+    assert set(counted.split("|")) == faults
 
 
 def test_the_example_scrapes_the_path_that_is_served_and_finds_the_alerts() -> None:
