@@ -103,7 +103,7 @@ class Counts:
             "prefix_cache_queries", "Prompt tokens looked up in the prefix cache of a prefill worker."
         )
         self.prefix_hits = count("prefix_cache_hits", "Of those, the ones that were cached.")
-        self.resumed = count("request_resumed", "Finished requests that had lost a worker on the way.")
+        self.resumed = count("request_resumed", "Finished requests that went on elsewhere on the way.")
         self._success = count(
             "request_success", "Finished requests, by the reason of their end.", "finished_reason"
         )
