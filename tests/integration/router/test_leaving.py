@@ -5,13 +5,15 @@ from __future__ import annotations
 import asyncio
 import random
 import time
+from contextlib import aclosing
 from pathlib import Path
 
 import grpc
 import pytest
 
 from pdserve.client import DeadlineExceeded, ResourceExhausted, Unavailable
-from pdserve.v1 import cluster_pb2, errors
+from pdserve.v1 import cluster_pb2, errors, generation_pb2
+from router.deadline import Deadline
 from router.events import LifetimeEvent, Moment
 from tests.integration.router.harness import Cluster, running, until
 from tests.scripted_workers import MAX_SEQUENCE_TOKENS, expected
@@ -339,3 +341,20 @@ async def test_a_router_that_stops_ends_what_takes_too_long_in_its_own_words(
             await asyncio.wait_for(work, 20)
         assert failed.value.reason == "STOPPING"
         await until(cluster.is_idle)
+
+
+async def test_a_deadline_that_passes_while_a_client_does_not_read_is_no_cancel(cluster: Cluster) -> None:
+    outcomes: list[str | None] = []
+    cluster.router.on_event(lambda event: outcomes.append(event.outcome))
+    message = generation_pb2.GenerateRequest(token_ids=generation_pb2.TokenIds(ids=PROMPT))
+    deadline = Deadline(0.5)
+
+    async def answer() -> None:
+        async with deadline, aclosing(cluster.router.generate(message, deadline)) as outputs:
+            async for _ in outputs:
+                with deadline.put_off():  # as the front does around each write
+                    await until(lambda: deadline.has_passed)
+
+    with pytest.raises(errors.DeadlineExceeded):
+        await answer()
+    assert outcomes[-1] == "DEADLINE_EXCEEDED"
