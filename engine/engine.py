@@ -114,10 +114,13 @@ class Engine:
     def has_work(self) -> bool:
         return bool(self._living)
 
-    def add(self, request: SequenceRequest) -> None:
-        """Queues a sequence to be computed from its first token. CannotFit if it never can be."""
+    def add(self, request: SequenceRequest, accepted_at_s: float | None = None) -> None:
+        """Queues a sequence to be computed from its first token. CannotFit if it never can be.
+
+        `accepted_at_s`: since when it waits, in monotonic seconds; None: since now.
+        """
         self._check(request)
-        sequence = self._accept(request)
+        sequence = self._accept(request, accepted_at_s)
         self._scheduler.add(sequence)
 
     def cancel(self, sequence_id: str) -> bool:
@@ -302,8 +305,9 @@ class Engine:
         else:
             self._blocks.release(sequence.block_table)
 
-    def _accept(self, request: SequenceRequest) -> LiveSequence:
-        sequence = LiveSequence(request, self._next_arrival, time.monotonic())
+    def _accept(self, request: SequenceRequest, accepted_at_s: float | None = None) -> LiveSequence:
+        now = time.monotonic()
+        sequence = LiveSequence(request, self._next_arrival, now if accepted_at_s is None else accepted_at_s)
         self._next_arrival += 1
         self._living[request.sequence_id] = sequence
         return sequence

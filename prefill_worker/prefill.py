@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from concurrent.futures import Future
 from dataclasses import dataclass
 
@@ -23,12 +24,14 @@ class FirstToken:
 class Prefill:
     """The engine's thread drives the transfer (`advance`); the asyncio loop waits for what came of it.
 
-    `transfer` and `request` never change. The two futures belong to the asyncio loop.
+    `transfer`, `request` and `accepted_at_s` never change. The two futures belong to the asyncio loop.
     """
 
     def __init__(self, request: SequenceRequest, transfer: Transfer, loop: asyncio.AbstractEventLoop) -> None:
         self.request = request
         self.transfer = transfer
+        # Monotonic. The engine hears of it behind the step in progress.
+        self.accepted_at_s = time.monotonic()
         self._loop = loop
         self.first: asyncio.Future[FirstToken] = loop.create_future()
         self.report: asyncio.Future[TransferReport] = loop.create_future()

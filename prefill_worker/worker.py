@@ -222,7 +222,7 @@ class PrefillWorker:
 
     def _begin(self, engine: Engine, prefill: Prefill) -> None:
         if not prefill.transfer.is_ended:
-            engine.add(prefill.request)
+            engine.add(prefill.request, prefill.accepted_at_s)
             self._computing[prefill.sequence_id] = prefill
             self._load = engine.snapshot()
 

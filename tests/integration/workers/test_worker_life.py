@@ -227,3 +227,21 @@ async def test_another_workers_port_is_no_less_taken(make_loop: MakeLoop) -> Non
     port = int((await first.start()).rpartition(":")[2])
     await fail_to_start(make_loop(), port)
     await first.stop()
+
+
+async def test_a_prompt_that_comes_in_the_middle_of_a_step_is_queued_till_its_end(
+    cluster: Cluster, make_loop: MakeLoop
+) -> None:
+    decode = await cluster.decode_worker(transport="memory")
+    loop = make_loop()
+    prefill = await cluster.prefill_worker(loop=loop)
+    way = Route(cluster.prefill_stub(prefill), await cluster.subscribe(decode))
+    over = threading.Event()
+    loop.call(lambda _: over.wait(BACKSTOP_S))  # the engine's thread is as busy as in a step
+    asking = asyncio.create_task(way.generate(spec(prompt(20), 2)))
+    await eventually(lambda: prefill.load().num_transfers == 1)
+    await asyncio.sleep(0.3)
+    over.set()
+    answer = await asyncio.wait_for(asking, BACKSTOP_S)
+    assert answer.first is not None
+    assert answer.first.prefill.queue_ms >= 300
