@@ -62,7 +62,8 @@ def _refuse_silence(address: str) -> None:
             return  # no Ray runs here: Ray says so at once
         told += f" ({found})" if found != address else ""
         socket.create_connection(split_address(found), timeout=_REACH_TIMEOUT_S).close()
-        with grpc.insecure_channel(found) as channel:
+        # Ray's own connections take no proxy either.
+        with grpc.insecure_channel(found, options=(("grpc.enable_http_proxy", 0),)) as channel:
             grpc.channel_ready_future(channel).result(timeout=_REACH_TIMEOUT_S)
     except OSError as error:
         raise PartError(f"{told}: {error.strerror or error}") from error
