@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import os
 import signal
 import socket
 from collections.abc import Iterator
@@ -55,12 +56,11 @@ def _refuse_silence(address: str) -> None:
 
     So it does where `auto` finds one on loopback alone: it asks at this machine's address on the network.
     """
-    told = f"Ray at {address} cannot be reached"
+    told, found = f"Ray at {address} cannot be reached", found_at(address)
+    if ":" not in found:
+        return  # no Ray runs here: Ray says so at once
+    told += f" ({found})" if found != address else ""
     try:
-        found = canonicalize_bootstrap_address("auto") if address == "auto" else address
-        if found is None or ":" not in found:
-            return  # no Ray runs here: Ray says so at once
-        told += f" ({found})" if found != address else ""
         socket.create_connection(split_address(found), timeout=_REACH_TIMEOUT_S).close()
         # Ray's own connections take no proxy either.
         with grpc.insecure_channel(found, options=(("grpc.enable_http_proxy", 0),)) as channel:
@@ -69,6 +69,19 @@ def _refuse_silence(address: str) -> None:
         raise PartError(f"{told}: {error.strerror or error}") from error
     except grpc.FutureTimeoutError as error:
         raise PartError(f"{told}: it does not answer") from error
+
+
+def found_at(address: str) -> str:
+    """What `auto` means here and now, host:port; itself where no Ray runs. Another address stays what it is.
+    Raises PartError.
+    """
+    if address != "auto":
+        return address
+    try:
+        return canonicalize_bootstrap_address(address) or address
+    except ValueError as error:  # RAY_ADDRESS goes before what runs here, and may be for `ray job`
+        told = f"{error} (RAY_ADDRESS: {os.environ.get('RAY_ADDRESS')!r})"
+        raise PartError(f"Ray at {address} cannot be reached: {told}") from error
 
 
 def bind_here(config: ClusterConfig) -> Bind:

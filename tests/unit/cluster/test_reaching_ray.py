@@ -41,3 +41,14 @@ def test_a_ray_is_reached_past_the_proxy_of_the_environment(
         monkeypatch.setenv(name, "http://127.0.0.1:9")  # nobody is there
     with connected(answering):
         assert reached == [answering]
+
+
+@pytest.mark.parametrize("address", ["http://127.0.0.1:8265", "ray://head:10001", "head"])
+def test_a_ray_address_of_the_environment_that_is_none_is_told(
+    address: str, reached: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("RAY_ADDRESS", address)
+    told = f"^Ray at auto cannot be reached: .*RAY_ADDRESS: '{address}'"
+    with pytest.raises(PartError, match=told), connected("auto"):
+        pass
+    assert reached == []
