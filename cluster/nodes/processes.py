@@ -5,37 +5,60 @@ from __future__ import annotations
 import os
 import signal
 from collections.abc import Iterable
+from pathlib import Path
 
 import psutil
 from pydantic import BaseModel, ConfigDict
 
-# Two readings of one process's start may differ by the clock's adjustments since.
-_START_TOLERANCE_S = 2.0
+_BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
 
 
 class ProcessId(BaseModel):
-    """One process for all time."""
+    """One process for all time, whatever the clock is set to meanwhile."""
 
     model_config = ConfigDict(frozen=True)
 
     pid: int
-    started: float  # seconds since the epoch
+    started: int  # clock ticks since the machine's boot
+    boot: str  # which boot that was
     what: str = ""
 
     @classmethod
     def of(cls, pid: int, what: str = "") -> ProcessId:
         """Raises psutil.NoSuchProcess."""
-        return cls(pid=pid, started=psutil.Process(pid).create_time(), what=what)
+        return cls(pid=pid, started=_start_ticks(pid), boot=_boot(), what=what)
+
+    @property
+    def is_of_this_boot(self) -> bool:
+        """Else it is of another machine, or ended long ago."""
+        return self.boot == _boot()
 
     def find(self) -> psutil.Process | None:
         """The running process, if it is still this one."""
         try:
             process = psutil.Process(self.pid)
-            if abs(process.create_time() - self.started) > _START_TOLERANCE_S or not is_running(process):
-                return None
+            is_this = _start_ticks(self.pid) == self.started and self.is_of_this_boot
         except psutil.NoSuchProcess:
             return None
-        return process
+        return process if is_this and is_running(process) else None
+
+
+def _start_ticks(pid: int) -> int:
+    """Raises psutil.NoSuchProcess."""
+    try:
+        stat = Path(f"/proc/{pid}/stat").read_bytes()
+    except OSError as error:  # gone, or another user's where those are hidden
+        raise psutil.NoSuchProcess(pid) from error
+    # The 22nd field. The second is the name in parentheses, which may hold spaces and parentheses too.
+    return int(stat.rpartition(b")")[2].split()[19])
+
+
+def _boot() -> str:
+    """Empty where the kernel does not tell."""
+    try:
+        return _BOOT_ID.read_text(encoding="ascii").strip()
+    except OSError:
+        return ""
 
 
 def is_running(process: psutil.Process) -> bool:
@@ -67,6 +90,8 @@ def family(roots: Iterable[ProcessId], session: ProcessId | None) -> list[psutil
 
 
 def _session_members(session: ProcessId) -> list[psutil.Process]:
+    if not session.is_of_this_boot:
+        return []
     if psutil.pid_exists(session.pid) and session.find() is None:
         leader = psutil.Process(session.pid)
         if leader.status() != psutil.STATUS_ZOMBIE:
@@ -75,7 +100,7 @@ def _session_members(session: ProcessId) -> list[psutil.Process]:
     for process in psutil.process_iter():
         try:
             is_member = os.getsid(process.pid) == session.pid and process.uids().real == os.getuid()
-            if is_member and process.create_time() >= session.started - _START_TOLERANCE_S:
+            if is_member and _start_ticks(process.pid) >= session.started:
                 members.append(process)
         except (psutil.Error, OSError):
             continue  # ended meanwhile, or not ours to look at
