@@ -8,13 +8,12 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from enum import Enum
 
-import psutil
-
 from cluster.config import ClusterConfig
 from cluster.errors import ClusterError, PartError
 from cluster.folders import with_absolute_paths
 from cluster.launch import refuse_a_taken_port
 from cluster.nodes.local_ray import QUIET
+from cluster.nodes.machine import memory_bytes, num_cores
 from cluster.nodes.memory import CONTROL_BYTES, OWN_RAY_BYTES, ROUTER_BYTES, WorkerEstimate, estimate
 from cluster.nodes.network import LOOPBACK
 from cluster.nodes.placement import Node, Wanted, assign, why_pending
@@ -108,7 +107,7 @@ def _find_nodes(config: ClusterConfig, report: Report) -> list[Node]:
 
 def _this_machine(config: ClusterConfig) -> Node:
     """As a Ray of our own would count it."""
-    memory = float(psutil.virtual_memory().total)
+    memory = float(memory_bytes())
     amounts = {"CPU": float(config.ray.num_cpus), "GPU": float(len(gpu_memory_bytes())), "memory": memory}
     return Node("here", LOOPBACK, amounts, amounts)
 
@@ -244,9 +243,8 @@ def _check_places(
                 f"{report.nodes_of}: wants {asked}; {why_pending(asked, assignment.nodes)}",
             )
     num_threads = sum(pool.replicas * pool.threads for pool in config.pools.by_role().values())
-    num_cores = psutil.cpu_count() or 1
-    if report.nodes_of == THIS_MACHINE and num_threads > num_cores:
-        report.add(Severity.NOTE, f"{num_threads} threads of all workers share {num_cores} cores")
+    if report.nodes_of == THIS_MACHINE and num_threads > num_cores():
+        report.add(Severity.NOTE, f"{num_threads} threads of all workers share {num_cores()} cores")
     return places
 
 

@@ -5,10 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from pathlib import Path
 
-import psutil
-
 from cluster.config import ClusterConfig
 from cluster.errors import LaunchError
+from cluster.nodes.machine import memory_bytes
 from engine.errors import ModelError, NativeUnavailable
 from engine.model_files import read_json
 from engine.native.requirements import check_machine
@@ -19,7 +18,7 @@ from trust.errors import TrustError
 def refuse_early(config: ClusterConfig) -> None:
     """What the file alone shows, held against this machine. Raises LaunchError."""
     refuse_tls(config)
-    _refuse_large_kv(config, psutil.virtual_memory().total)
+    _refuse_large_kv(config, memory_bytes())
     refuse_kernels(config)
     try:
         path = local_path(config.model.id)
@@ -40,16 +39,16 @@ def refuse_tls(config: ClusterConfig) -> None:
         raise LaunchError(f"network.tls.{error}") from error
 
 
-def _refuse_large_kv(config: ClusterConfig, memory_bytes: int) -> None:
+def _refuse_large_kv(config: ClusterConfig, available_bytes: int) -> None:
     """Other nodes may be larger, and a GPU has memory of its own."""
     if config.ray.address != "local":
         return
     for role, pool in config.pools.by_role().items():
         kv_bytes = pool.engine.kv_cache or 0
-        if kv_bytes > memory_bytes and not config.is_on_gpu(pool):
+        if kv_bytes > available_bytes and not config.is_on_gpu(pool):
             raise LaunchError(
                 f"pools.{role.value}.engine.kv_cache: {_gib(kv_bytes)} for each worker, and this machine has "
-                f"{_gib(memory_bytes)} of memory (pdserve check tells what a worker needs)"
+                f"{_gib(available_bytes)} of memory (pdserve check tells what a worker needs)"
             )
 
 
