@@ -10,7 +10,7 @@ from enum import Enum
 
 from cluster.config import ClusterConfig
 from cluster.errors import ClusterError, PartError
-from cluster.folders import with_absolute_paths
+from cluster.folders import refuse_strangers, with_absolute_paths
 from cluster.launch import refuse_a_taken_port
 from cluster.nodes.local_ray import QUIET
 from cluster.nodes.machine import memory_bytes, num_cores
@@ -113,6 +113,8 @@ def _this_machine(config: ClusterConfig) -> Node:
 
 
 def _check_surroundings(config: ClusterConfig, report: Report) -> None:
+    with _finding(report, ClusterError):
+        refuse_strangers()
     with _finding(report, ClusterError):
         with_absolute_paths(config)
     with _finding(report, ClusterError):

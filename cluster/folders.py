@@ -1,11 +1,43 @@
-"""Folders in a configuration are meant from where `up` runs; workers run elsewhere."""
+"""Folders in a configuration are meant from where `up` runs; workers run elsewhere, and import from there."""
 
 from __future__ import annotations
 
+from importlib.machinery import PathFinder
 from pathlib import Path
 
 from cluster.config import ClusterConfig, PoolConfig, RuntimeEnv
 from cluster.errors import LaunchError
+
+# What the cluster's processes import of ours.
+PACKAGES = (
+    "observability",
+    "trust",
+    "engine",
+    "kv_transfer",
+    "worker",
+    "prefill_worker",
+    "decode_worker",
+    "router",
+    "cluster",
+    "pdserve",
+)
+
+
+def refuse_strangers() -> None:
+    """The cluster's processes look for modules where `up` runs first: Ray has it so, and `python -m`. Raises
+    LaunchError where they would find somebody else's under our names.
+    """
+    here = Path.cwd()
+    if (here / "cluster" / "nodes" / "ray_head.py").is_file():
+        return  # pdserve itself
+    for name in PACKAGES:
+        spec = PathFinder.find_spec(name, [str(here)])
+        # A folder without code in it has no origin, and hides nothing.
+        if spec is not None and spec.origin is not None:
+            raise LaunchError(
+                f"the cluster's processes would take {spec.origin} for pdserve's own {name!r}: "
+                "run pdserve in another folder"
+            )
 
 
 def with_absolute_paths(config: ClusterConfig) -> ClusterConfig:

@@ -14,7 +14,7 @@ from pathlib import Path
 from cluster.config import ClusterConfig, split_address
 from cluster.ending import end_cluster
 from cluster.errors import LaunchError, PartError, StateError
-from cluster.folders import with_absolute_paths
+from cluster.folders import refuse_strangers, with_absolute_paths
 from cluster.nodes.local_ray import (
     QUIET,
     RayHead,
@@ -68,6 +68,7 @@ def up(config: ClusterConfig, progress: Progress) -> Launched:
 
     Ctrl-C leaves nothing either, until it is pressed so often that the record is all there is to end it by.
     """
+    refuse_strangers()
     refuse_early(config)
     with locked(config.name) as folder:
         _refuse_a_second(config.name)
