@@ -16,7 +16,6 @@ from typing import TYPE_CHECKING
 
 import ray
 
-import cluster
 from cluster.actors.actor_process import die_with_parent, live_past_nccl, log_to
 from cluster.control.worker_handle import Loading, Started, StartEvent, StartFailed, WorkerSpec
 from cluster.nodes.network import LOOPBACK, Bind
@@ -40,7 +39,7 @@ class WorkerActor:
         self._starting: asyncio.Task[None] | None = None
         self._stopping: asyncio.Task[None] | None = None
         self._stopped = asyncio.Event()
-        code = Path(cluster.__file__).parents[1]
+        code = Path(__file__).parents[2]
         log.info("starting worker=%s node=%s code=%s", spec.worker_id, _node_address(), code)
 
     async def start(self, trust: Trust) -> AsyncIterator[StartEvent]:

@@ -8,7 +8,8 @@ from dataclasses import dataclass, field
 
 import pytest
 
-from cluster.actors import ray_worker
+import cluster
+from cluster.actors import ray_worker, worker_actor
 from cluster.actors.ray_worker import RayWorker
 from cluster.config import KVTransferConfig, PoolConfig
 from cluster.control.worker_handle import WorkerGone, WorkerSpec
@@ -81,3 +82,11 @@ async def test_one_whose_start_took_too_long_is_ended_as_soon_as_it_is_there(mak
             break
         await asyncio.sleep(0.01)
     assert making.killed == [making.actor]
+
+
+def test_a_worker_starts_where_a_folder_has_the_name_of_a_package(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Such a folder, where `up` runs, goes before an editable install, and has no file."""
+    monkeypatch.setattr(cluster, "__file__", None)
+    for name in ("die_with_parent", "live_past_nccl", "_node_address"):
+        monkeypatch.setattr(worker_actor, name, lambda: "127.0.0.1")
+    worker_actor.WorkerActor(SPEC)
