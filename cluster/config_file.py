@@ -19,14 +19,22 @@ from cluster.config import ClusterConfig
 
 Location = tuple[int | str, ...]
 _BOOL = "tag:yaml.org,2002:bool"
+_DATE = "tag:yaml.org,2002:timestamp"
 
 
 class _Loader(yaml.SafeLoader):
-    """Of YAML 1.1's words for truth only true and false: `off` and `on` are words of ours."""
+    """Of YAML 1.1's words for truth only true and false: `off` and `on` are words of ours. A date is text."""
+
+    def construct_object(self, node: yaml.Node, deep: bool = False) -> object:
+        try:
+            return super().construct_object(node, deep)
+        except ValueError as error:  # `0x_`, or a number of thousands of digits
+            mark = node.start_mark
+            raise yaml.constructor.ConstructorError(problem=str(error), problem_mark=mark) from error
 
 
 _Loader.yaml_implicit_resolvers = {
-    first: [(tag, pattern) for tag, pattern in known if tag != _BOOL]
+    first: [(tag, pattern) for tag, pattern in known if tag not in (_BOOL, _DATE)]
     for first, known in yaml.SafeLoader.yaml_implicit_resolvers.items()
 }
 _Loader.add_implicit_resolver(_BOOL, re.compile("^(?:true|True|TRUE|false|False|FALSE)$"), list("tTfF"))
@@ -55,6 +63,7 @@ def parse_config(text: str, source: str) -> ClusterConfig:
     try:
         root = yaml.compose(text, Loader=_Loader)
         values = yaml.load(text, Loader=_Loader)
+        repeated = list(_repeated(root))
     except yaml.MarkedYAMLError as error:
         line = error.problem_mark.line + 1 if error.problem_mark else 1
         raise ConfigError([f"{source}:{line}: not YAML: {error.problem or error}"]) from error
@@ -64,7 +73,7 @@ def parse_config(text: str, source: str) -> ClusterConfig:
         raise ConfigError([f"{source}: not YAML: {error}"]) from error
     if not isinstance(root, yaml.MappingNode):
         raise ConfigError([f"{source}: not a configuration: it has no keys"])
-    twice = [f"{source}:{line}: {_dotted(path)}: this key stands twice" for path, line in _repeated(root)]
+    twice = [f"{source}:{line}: {_dotted(path)}: this key stands twice" for path, line in repeated]
     if twice:
         raise ConfigError(twice)
     try:
@@ -126,7 +135,7 @@ def _line(node: yaml.Node, path: Location) -> int:
     return line
 
 
-def _repeated(node: yaml.Node, path: Location = ()) -> Iterator[tuple[Location, int]]:
+def _repeated(node: yaml.Node | None, path: Location = ()) -> Iterator[tuple[Location, int]]:
     """Keys that stand twice in one mapping: YAML would silently take the last."""
     if not isinstance(node, yaml.MappingNode):
         return

@@ -189,6 +189,14 @@ MISTAKES = {
     ),
     "a key twice": ("name: x\nname: y\npools: {colocated: {}}\n", "f.yaml:2: name: this key stands twice"),
     "no YAML": ("a: [", "f.yaml:1: not YAML: expected the node content, but found '<stream end>'"),
+    "no number": (
+        "name: x\nmodel:\n  max_model_len: 0x_\n",
+        "f.yaml:3: not YAML: invalid literal for int() with base 16: ''",
+    ),
+    "a section within itself": (
+        "name: x\npools: &pools {colocated: *pools}\n",
+        "f.yaml: not a configuration: nested too deeply",
+    ),
     "empty": ("", "f.yaml: not a configuration: it has no keys"),
 }
 
@@ -206,6 +214,14 @@ def test_off_is_a_word_and_no_truth_value() -> None:
     assert (config.kv_transfer.verify, config.model.compile) == ("off", "off")
     assert config.pools.colocated is not None
     assert config.pools.colocated.engine.enable_prefix_caching is False
+
+
+def test_what_looks_like_a_date_is_text() -> None:
+    text = "name: 2026-02-30\npools: {colocated: {runtime_env: {env_vars: {BUILT: 2026-02-28}}}}\n"
+    config = parse_config(text, "f.yaml")
+    assert config.name == "2026-02-30"
+    assert config.pools.colocated is not None
+    assert config.pools.colocated.runtime_env.env_vars == {"BUILT": "2026-02-28"}
 
 
 def test_all_mistakes_are_told_at_once() -> None:
