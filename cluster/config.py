@@ -20,6 +20,8 @@ from worker.identity import Role
 
 # Of one pool, by whatever way they are asked for: a slip of the finger shall not start a million.
 MAX_WORKERS = 1024
+# 30 days. To gRPC, which counts nanoseconds in 64 bits, `.inf` is over at once.
+_LONGEST_START_S = 30 * 86400
 _NAME = re.compile(r"[a-z0-9]([a-z0-9-]{0,30}[a-z0-9])?")
 _ADDRESS = re.compile(r"(?P<host>[^\s:/]+|\[[0-9a-fA-F:]+\]):(?P<port>\d{1,5})")
 
@@ -82,7 +84,7 @@ class PoolConfig(_Section):
     runtime_env: RuntimeEnv = RuntimeEnv()
     engine: EngineConfig = EngineConfig()
     # Placed, model loaded, ready: a worker that takes longer has failed.
-    start_timeout_s: float = Field(default=180.0, gt=0)
+    start_timeout_s: float = Field(default=180.0, gt=0, le=_LONGEST_START_S)
 
 
 def _speculates_not(pool: PoolConfig | None) -> PoolConfig | None:
@@ -191,7 +193,10 @@ class RayConfig(_Section):
 def _checked_router(router: RouterSettings) -> RouterSettings:
     taken: dict[str, str] = {}
     for key, address in router.named_addresses():
-        split_address(address)
+        try:
+            split_address(address)
+        except ValueError as error:
+            raise ValueError(f"{key}: {error}") from error
         first = taken.setdefault(address, key)
         if first != key:
             why = "" if router.replicas == 1 else ": each further router has the next ports, so leave room"

@@ -131,7 +131,7 @@ def refuse_open(addresses: Mapping[str, str], tls: TlsFiles | None, keys: ApiKey
     for name, address in addresses.items():
         host = address.rpartition(":")[0]
         # One that is no address at all is refused as such.
-        if not lacking or not host or is_loopback(host):
+        if not lacking or not host or "/" in host or is_loopback(host):
             continue
         if tls is None:
             raise ValueError(f"{name}: {address} is open to the network without encryption: {_ADVICE}")

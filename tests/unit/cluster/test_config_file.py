@@ -159,7 +159,15 @@ MISTAKES = {
     ),
     "bad address": (
         "name: x\npools: {colocated: {}}\nrouter: {grpc: '50051'}\n",
-        "f.yaml:3: router: '50051' is not host:port, like 127.0.0.1:50051",
+        "f.yaml:3: router: grpc: '50051' is not host:port, like 127.0.0.1:50051",
+    ),
+    "a URL for an address": (
+        "name: x\npools: {colocated: {}}\nrouter: {http: 'http://127.0.0.1:8000'}\n",
+        "f.yaml:3: router: http: 'http://127.0.0.1:8000' is not host:port, like 127.0.0.1:50051",
+    ),
+    "no end of a start's time": (
+        "name: x\npools: {colocated: {start_timeout_s: .inf}}\n",
+        "f.yaml:2: pools.colocated.start_timeout_s: input should be less than or equal to 2592000 (not inf)",
     ),
     "two servers at one address": (
         "name: x\npools: {colocated: {}}\nrouter: {grpc: '127.0.0.1:1', http: '127.0.0.1:1'}\n",
