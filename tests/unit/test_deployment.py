@@ -99,3 +99,11 @@ def test_volumes_that_are_mounted_are_there(manifest: Manifest) -> None:
         mounted = {mount["name"] for each in pod["containers"] for mount in each["volumeMounts"]}
         assert mounted == {volume["name"] for volume in pod["volumes"]}
         assert group["template"]["metadata"]["labels"] == {"app": "pdserve"}
+
+
+def test_pods_are_probed_without_rays_dashboard(manifest: Manifest) -> None:
+    """KubeRay puts its own probes where there are none; they ask what only `ray[default]` has."""
+    assert "ray[default]" not in CONTAINERFILE
+    for each in containers(manifest):
+        for probe in (each["livenessProbe"], each["readinessProbe"]):
+            assert "tcpSocket" in probe or probe["exec"]["command"] == ["true"]
