@@ -139,6 +139,8 @@ def _check_ports(config: ClusterConfig, report: Report) -> None:
     severity = Severity.ERROR
     with _finding(report, ClusterError):
         record = read_record(config.name)
+        if record is not None:
+            record.refuse_elsewhere()
         if record is not None and record.is_running():
             severity = Severity.WARNING
             report.add(

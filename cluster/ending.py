@@ -24,7 +24,10 @@ def down(record: ClusterRecord, tell: Callable[[str], None]) -> None:
 
 
 def end_cluster(record: ClusterRecord) -> None:
-    """A Ray of ours with all that runs under it; in a foreign one this cluster's actors."""
+    """A Ray of ours with all that runs under it; in a foreign one this cluster's actors. Raises StateError if
+    something stays.
+    """
+    record.refuse_elsewhere()
     if record.owns_ray:
         left = end(record.processes, record.session, GRACE_S)
         if left:

@@ -15,11 +15,12 @@ from __future__ import annotations
 import fcntl
 import os
 import shutil
+import socket
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from pydantic import BaseModel, ConfigDict, ValidationError
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from cluster.errors import StateError
 from cluster.nodes.processes import ProcessId, family
@@ -44,6 +45,8 @@ class ClusterRecord(BaseModel):
     ray_folder: Path | None = None
     session: ProcessId | None = None
     processes: tuple[ProcessId, ...] = ()
+    # Where `up` ran: a home folder may be that of several machines.
+    host: str = Field(default_factory=socket.gethostname)
 
     @property
     def owns_ray(self) -> bool:
@@ -60,6 +63,18 @@ class ClusterRecord(BaseModel):
     def is_running(self) -> bool:
         """Of a foreign Ray nothing is known here: its clusters run until `down`."""
         return not self.owns_ray or bool(family(self.processes, self.session))
+
+    def refuse_elsewhere(self) -> None:
+        """Raises StateError where our Ray is another machine's, as far as can be told: it reads what is in
+        the cluster's folder.
+        """
+        if self.session is None or self.session.is_of_this_boot or self.host == socket.gethostname():
+            return
+        raise StateError(
+            f'the cluster "{self.name}" was started on {self.host}, with which this machine shares '
+            f"{state_root()}: end it there, or give this one another name. If {self.host} is no more: "
+            f"rm -r {state_root() / self.name}"
+        )
 
 
 def state_root() -> Path:

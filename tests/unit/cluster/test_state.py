@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from cluster.ending import down
 from cluster.errors import StateError
 from cluster.nodes.processes import ProcessId
 from cluster.state import (
@@ -65,6 +66,25 @@ def test_a_record_of_processes_that_are_gone_is_no_running_cluster() -> None:
     first = gone.processes[0].model_copy(update={"started": gone.processes[0].started - 1000})
     write_record(gone.model_copy(update={"processes": (first,)}))
     assert running_clusters() == []
+
+
+def test_a_cluster_of_a_machine_with_the_same_home_is_let_be(state_home: Path) -> None:
+    leader = ProcessId.of(os.getppid()).model_copy(update={"boot": "another"})
+    there = record("a", os.getppid()).model_copy(update={"session": leader, "host": "there"})
+    write_record(there)
+    told = f"was started on there, .*: end it there, .*: rm -r {state_home}/pdserve/a"
+    with pytest.raises(StateError, match=told):
+        down(there, print)
+    assert read_record("a") == there
+
+
+def test_a_cluster_of_before_this_machine_booted_is_forgotten(state_home: Path) -> None:
+    leader = ProcessId.of(os.getppid()).model_copy(update={"boot": "another"})
+    before = record("a", os.getppid()).model_copy(update={"session": leader, "processes": ()})
+    write_record(before)
+    assert running_clusters() == []
+    down(before, print)
+    assert read_record("a") is None
 
 
 def test_one_command_at_a_time_works_on_a_cluster() -> None:
