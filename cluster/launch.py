@@ -106,7 +106,14 @@ def _launch(config: ClusterConfig, folder: Path, record: ClusterRecord, progress
     progress("model", "ready")
     # Ray reads its settings from the environment when it is imported: `_start_ray` has put its own there.
     os.environ.update(QUIET)
-    from cluster.actors.handles import address, bind_here, connected, start_controller, start_router
+    from cluster.actors.handles import (
+        address,
+        bind_here,
+        connected,
+        refuse_namesake,
+        start_controller,
+        start_router,
+    )
 
     log_folder = folder / "logs"
     trust = trust_files(anchored, folder)
@@ -115,6 +122,11 @@ def _launch(config: ClusterConfig, folder: Path, record: ClusterRecord, progress
         write_whole(router_file(folder, index), written)
     with connected(head.address):
         bind = bind_here(config)
+        if config.ray.address != "local":
+            refuse_namesake(config.name)
+            # From here on there is something to end in it. By what `auto` has found: `down` may see another
+            # environment, and another Ray that was started meanwhile.
+            write_record(record.model_copy(update={"ray_address": head.address}))
         progress("controller", "starting")
         control = address("the controller", start_controller(anchored, folder, bind), CONTROLLER_TIMEOUT_S)
         starting = [start_router(anchored, folder, bind, index) for index in range(config.router.replicas)]
@@ -159,8 +171,7 @@ def _resolve_in_background(config: ClusterConfig, progress: Progress) -> Future[
 
 def _start_ray(config: ClusterConfig, record: ClusterRecord, progress: Progress) -> RayHead:
     if config.ray.address != "local":
-        write_record(record.model_copy(update={"ray_address": config.ray.address}))
-        return RayHead(address=config.ray.address, processes=())
+        return RayHead(address=_find_ray(config.ray.address), processes=())
     progress("ray", "starting")
     ray_folder = make_folder()
     record = record.model_copy(update={"ray_folder": ray_folder})
@@ -176,6 +187,13 @@ def _start_ray(config: ClusterConfig, record: ClusterRecord, progress: Progress)
     write_record(record.model_copy(update={"ray_address": head.address, "processes": head.processes}))
     progress("ray", "ready")
     return head
+
+
+def _find_ray(address: str) -> str:
+    os.environ.update(QUIET)
+    from cluster.actors.handles import found_at
+
+    return found_at(address)
 
 
 def _router_config(

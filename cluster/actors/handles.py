@@ -16,7 +16,7 @@ from ray import ObjectRef
 from ray._private.services import canonicalize_bootstrap_address
 from ray.exceptions import GetTimeoutError, RayActorError, RayTaskError
 
-from cluster.actors.named import NAMESPACE, actors_of
+from cluster.actors.named import NAMESPACE, actor_name, actors_of
 from cluster.actors.ray_worker import how_it_died
 from cluster.actors.router_actor import find_controller, find_router
 from cluster.config import ClusterConfig, split_address
@@ -88,6 +88,17 @@ def bind_here(config: ClusterConfig) -> Bind:
     """Where this cluster's workers listen, with this process as the driver. Raises PartError."""
     here = str(ray.util.get_node_ip_address())
     return choose_bind(config, [node.address for node in ray_nodes()], here)
+
+
+def refuse_namesake(cluster: str) -> None:
+    """Raises PartError where this Ray has a cluster of that name, started elsewhere: its parts would be taken
+    for those that are to be started, and ended with them.
+    """
+    if actors_of(cluster):
+        raise PartError(
+            f'this Ray has a cluster "{cluster}" already, of somebody else or from another node: give this '
+            f"one another name (actors of that one: {actor_name(cluster, '*')} in the namespace {NAMESPACE})"
+        )
 
 
 def start_controller(config: ClusterConfig, folder: Path, bind: Bind) -> ObjectRef[str]:

@@ -2,15 +2,22 @@
 
 from __future__ import annotations
 
+import socket
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from pathlib import Path
 
 import grpc
 import pytest
 
+from cluster import launch
 from cluster.actors import handles
 from cluster.actors.handles import connected
-from cluster.errors import PartError
+from cluster.config_file import parse_config
+from cluster.errors import LaunchError, PartError
+from cluster.nodes.network import Bind
+from cluster.state import read_record
 
 
 @pytest.fixture
@@ -52,3 +59,65 @@ def test_a_ray_address_of_the_environment_that_is_none_is_told(
     with pytest.raises(PartError, match=told), connected("auto"):
         pass
     assert reached == []
+
+
+@pytest.fixture
+def guest(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """All that is asked of a Ray in which a cluster is to be started; it can start nothing."""
+    done: list[str] = []
+
+    @contextmanager
+    def connected_to(address: str) -> Iterator[None]:
+        done.append(f"connect {address}")
+        yield
+
+    def start(*_: object) -> None:
+        done.append("start")
+        raise PartError("it starts nothing")
+
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path))
+    monkeypatch.setattr(launch, "resolve_model", lambda *_: tmp_path)
+    monkeypatch.setattr(handles, "connected", connected_to)
+    monkeypatch.setattr(handles, "bind_here", lambda _: Bind.LOOPBACK)
+    monkeypatch.setattr(handles, "actors_of", lambda _: {})
+    monkeypatch.setattr(handles, "start_controller", start)
+    monkeypatch.setattr(handles, "end_actors", lambda name: done.append(f"end {name}"))
+    return done
+
+
+def up(address: str) -> None:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        router = f"{{grpc: '127.0.0.1:{probe.getsockname()[1]}'}}"
+    text = f"name: x\nrouter: {router}\npools: {{colocated: {{}}}}\nray: {{address: '{address}'}}\n"
+    launch.up(parse_config(text, "f"), lambda what, how: None)
+
+
+@pytest.mark.parametrize(
+    ("address", "found"), [("auto", "10.0.0.7:6379"), ("10.0.0.9:6379", "10.0.0.9:6379")]
+)
+def test_the_ray_that_auto_found_is_the_one_in_which_a_cluster_is_ended(
+    address: str, found: str, guest: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Another shell may be without RAY_ADDRESS."""
+    monkeypatch.setenv("RAY_ADDRESS", "10.0.0.7:6379")
+    monkeypatch.setattr(handles, "end_actors", lambda name: guest.append(recorded(name)))
+    with pytest.raises(LaunchError, match="it starts nothing"):
+        up(address)
+    assert guest == [f"connect {found}", "start", f"connect {found}", found]
+    assert read_record("x") is None
+
+
+def recorded(name: str) -> str:
+    record = read_record(name)
+    assert record is not None
+    return str(record.ray_address)
+
+
+def test_a_cluster_of_the_same_name_from_elsewhere_is_let_be(
+    guest: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(handles, "actors_of", lambda _: {"controller": object()})
+    with pytest.raises(LaunchError, match=r'this Ray has a cluster "x" already, .* another name'):
+        up("10.0.0.9:6379")
+    assert guest == ["connect 10.0.0.9:6379"]  # nothing started, nothing ended
