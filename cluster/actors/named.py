@@ -53,7 +53,7 @@ def workers_of(cluster: str) -> dict[str, ActorHandle]:
 
 
 def kill_actor(actor: ActorHandle, process: ProcessId | None) -> None:
-    """At once, whatever it does. No error if it is gone. `process`: its own, if that is on this node."""
+    """At once, whatever it does. No error if it is gone. `process`: its own; used on its node."""
     ray.kill(actor, no_restart=True)
     # A stopped process does not hear Ray: after 5 s its node's raylet kills it. Here it need not wait.
     if process is not None and process.find() is not None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import socket
 from collections.abc import AsyncIterator, Callable
 from functools import partial
 
@@ -55,8 +54,8 @@ class RayWorker:
             events = actor.start.options(num_returns="streaming").remote(self._trust)
             async for reference in _with_patience(events, partial(_why_no_news, actor, wanted, environment)):
                 event: StartEvent = reference if isinstance(reference, Pending) else await reference
-                if isinstance(event, Loading) and event.node == socket.gethostname():
-                    self._process = self._process or ProcessId.of(event.pid)
+                if isinstance(event, Loading):
+                    self._process = self._process or event.process
                 yield event
         except RayActorError as error:
             raise WorkerGone(how_it_died(error)) from error

@@ -19,6 +19,7 @@ import ray
 from cluster.actors.actor_process import die_with_parent, live_past_nccl, log_to
 from cluster.control.worker_handle import Loading, Started, StartEvent, StartFailed, WorkerSpec
 from cluster.nodes.network import LOOPBACK, Bind
+from cluster.nodes.processes import ProcessId
 from trust.trust import Trust
 
 if TYPE_CHECKING:
@@ -62,12 +63,12 @@ class WorkerActor:
                 await self._news.wait()
 
     async def _start(self, trust: Trust) -> None:
-        loop = asyncio.get_running_loop()
+        loop, node, process = asyncio.get_running_loop(), socket.gethostname(), ProcessId.of(os.getpid())
 
         def progress(detail: str) -> None:
-            loop.call_soon_threadsafe(self._tell, Loading(socket.gethostname(), os.getpid(), detail))
+            loop.call_soon_threadsafe(self._tell, Loading(node, process.pid, detail, process))
 
-        self._tell(Loading(socket.gethostname(), os.getpid(), "loading libraries"))
+        self._tell(Loading(node, process.pid, "loading libraries", process))
         try:
             loaded = await asyncio.to_thread(_load_engine, self._spec, progress)
             host = _node_address() if self._spec.bind is Bind.NODE else LOOPBACK

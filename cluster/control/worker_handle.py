@@ -9,6 +9,7 @@ from typing import Protocol
 from cluster.config import KVTransferConfig, PoolConfig
 from cluster.nodes.network import Bind
 from cluster.nodes.placement import Wanted
+from cluster.nodes.processes import ProcessId
 from engine.config import ModelConfig
 from observability.config import ObservabilityConfig
 from worker.identity import Role
@@ -51,6 +52,8 @@ class Loading:
     node: str
     pid: int
     detail: str
+    # As its own machine knows it. Machines may have one name, and then a pid names two processes.
+    process: ProcessId | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -3,8 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import os
+import socket
 import threading
+from collections.abc import AsyncIterator
 from dataclasses import dataclass, field
+from unittest.mock import Mock
 
 import pytest
 
@@ -12,7 +16,8 @@ import cluster
 from cluster.actors import ray_worker, worker_actor
 from cluster.actors.ray_worker import RayWorker
 from cluster.config import KVTransferConfig, PoolConfig
-from cluster.control.worker_handle import WorkerGone, WorkerSpec
+from cluster.control.worker_handle import Loading, WorkerGone, WorkerSpec
+from cluster.nodes.processes import ProcessId
 from engine.config import ModelConfig
 from observability.config import ObservabilityConfig
 from tests.trusted import TRUST
@@ -82,6 +87,30 @@ async def test_one_whose_start_took_too_long_is_ended_as_soon_as_it_is_there(mak
             break
         await asyncio.sleep(0.01)
     assert making.killed == [making.actor]
+
+
+async def test_a_pid_of_another_machine_of_the_same_name_is_no_process_here(
+    making: Making, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What has that pid here would be killed in the worker's place."""
+    mine = ProcessId.of(os.getpid())
+    there = Loading(socket.gethostname(), mine.pid, "loads", mine.model_copy(update={"boot": "another"}))
+
+    async def told(*_: object) -> AsyncIterator[asyncio.Future[Loading]]:
+        event = asyncio.get_running_loop().create_future()
+        event.set_result(there)
+        yield event
+
+    killed: list[ProcessId | None] = []
+    making.actor = Mock()
+    making.may_end.set()
+    monkeypatch.setattr(ray_worker, "_with_patience", told)
+    monkeypatch.setattr(ray_worker, "kill_actor", lambda actor, process: killed.append(process))
+    worker = RayWorker(TRUST, SPEC)
+    async for event in worker.start():
+        assert event is there
+    worker.kill()
+    assert [process and process.find() for process in killed] == [None]
 
 
 def test_a_worker_starts_where_a_folder_has_the_name_of_a_package(monkeypatch: pytest.MonkeyPatch) -> None:
