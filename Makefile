@@ -15,7 +15,8 @@ help:  ## This list
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 14
 
 $(VENV)/torch.done:
-	@command -v $(PYTHON) >/dev/null || { echo "pdserve needs Python 3.10 or newer; set PYTHON=..."; exit 1; }
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 10))' \
+		|| { echo "pdserve needs Python 3.10 or newer; set PYTHON=..."; exit 1; }
 	$(PYTHON) -m venv $(VENV)
 	@echo "installing $(TORCH)"
 	$(PIP) $(TORCH_ARGS) '$(TORCH)'
