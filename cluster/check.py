@@ -249,6 +249,11 @@ def _check_places(
     num_threads = sum(pool.replicas * pool.threads for pool in config.pools.by_role().values())
     if report.nodes_of == THIS_MACHINE and num_threads > num_cores():
         report.add(Severity.NOTE, f"{num_threads} threads of all workers share {num_cores()} cores")
+    has_gpus = any(node.total.get("GPU") for node in nodes)
+    for role, pool in config.pools.by_role().items():
+        if has_gpus and config.model.device == "auto" and not config.is_on_gpu(pool):
+            told = "asks for no GPU (resources.num_gpus), and computes on the CPU"
+            report.add(Severity.NOTE, f"pools.{role.value}: {told}")
     return places
 
 

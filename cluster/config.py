@@ -204,6 +204,14 @@ def _checked_router(router: RouterSettings) -> RouterSettings:
     return router
 
 
+def device_for(model: ModelConfig, pool: PoolConfig) -> ModelConfig:
+    """The model as the workers of a pool hold it. From those of a pool that asks for no GPU, Ray does not
+    hide the ones that it has given to others.
+    """
+    is_for_cpu = model.device == "auto" and not pool.resources.num_gpus
+    return model.model_copy(update={"device": "cpu"}) if is_for_cpu else model
+
+
 class ClusterConfig(_Section):
     """One cluster: the whole file."""
 
@@ -218,4 +226,4 @@ class ClusterConfig(_Section):
 
     def is_on_gpu(self, pool: PoolConfig) -> bool:
         """Whether the workers of a pool compute on one, as far as the file tells."""
-        return self.model.device == "cuda" or (self.model.device == "auto" and pool.resources.num_gpus > 0)
+        return device_for(self.model, pool).device != "cpu"

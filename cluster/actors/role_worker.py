@@ -8,7 +8,7 @@ from functools import partial
 from typing import Protocol
 
 from cluster.actors.kv_ways import SHARES_MEMORY, make_endpoint, make_transports
-from cluster.config import TransportName
+from cluster.config import TransportName, device_for
 from cluster.control.worker_handle import WorkerSpec
 from cluster.nodes.network import in_url
 from decode_worker.config import DecodeConfig
@@ -54,7 +54,8 @@ def load_engine(spec: WorkerSpec, progress: Callable[[str], None]) -> LoadedEngi
     memory = PoolMemory()
     is_shared = spec.role is not Role.PREFILL and spec.kv_transfer.transport in SHARES_MEMORY
     allocate: AllocateMemory = memory if is_shared else allocate_memory
-    loop = EngineLoop(Engine.load(spec.model, spec.pool.engine, progress, allocate))
+    model = device_for(spec.model, spec.pool)
+    loop = EngineLoop(Engine.load(model, spec.pool.engine, progress, allocate))
     loop.start()
     return LoadedEngine(loop, memory)
 
