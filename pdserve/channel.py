@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import ipaddress
 import json
-import re
+import socket
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -19,7 +20,6 @@ _OPTIONS = (
 )
 # Of several addresses, not all calls to the first that answers.
 _IN_TURN = ("grpc.service_config", json.dumps({"loadBalancingConfig": [{"round_robin": {}}]}))
-_LOOPBACK = re.compile(r"(127\.[\d.]+|localhost|\[::1\]):\d+$")
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,7 +52,7 @@ class Credentials:
 def open_channel(address: str, credentials: Credentials) -> grpc.aio.Channel:
     """Raises OSError for a file that cannot be read."""
     # A proxy in the environment is for the world outside, and this machine is none of it.
-    proxy = (("grpc.enable_http_proxy", 0),) if _LOOPBACK.match(address) else ()
+    proxy = (("grpc.enable_http_proxy", 0),) if _is_here(address) else ()
     several = (_IN_TURN,) if "," in address else ()
     options = (*_OPTIONS, *several, *proxy)
     if not credentials.is_tls:
@@ -66,3 +66,17 @@ def open_channel(address: str, credentials: Credentials) -> grpc.aio.Channel:
     if credentials.server_name is not None:
         options = (*options, ("grpc.ssl_target_name_override", credentials.server_name))
     return grpc.aio.secure_channel(address, tls, options=options)
+
+
+def _is_here(address: str) -> bool:
+    """Whether it is one of this machine's, all of them (0.0.0.0) included. Asks nobody for a name."""
+    host = address.rpartition(":")[0].strip("[]")
+    try:
+        family = socket.AF_INET6 if ipaddress.ip_address(host).version == 6 else socket.AF_INET
+        with socket.socket(family, socket.SOCK_DGRAM) as probe:
+            probe.bind((host, 0))
+    except ValueError:
+        return host == "localhost"
+    except OSError:
+        return False
+    return True
