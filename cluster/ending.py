@@ -5,10 +5,12 @@ from __future__ import annotations
 import os
 from collections.abc import Callable
 
+import grpc
+
 from cluster.errors import PartError, StateError
 from cluster.nodes.local_ray import QUIET, remove_folder
 from cluster.nodes.processes import end
-from cluster.state import ClusterRecord, forget, locked
+from cluster.state import ClusterRecord, forget, locked, state_root
 from cluster.undisturbed import undisturbed
 from kv_transfer.socket_folder import remove_left_overs
 
@@ -49,5 +51,9 @@ def _end_guest(name: str, ray_address: str) -> None:
         with connected(ray_address):
             end_actors(name)
     except PartError as error:
-        if not isinstance(error.__cause__, ConnectionError):
+        if isinstance(error.__cause__, ConnectionError):
+            return
+        if not isinstance(error.__cause__, OSError | grpc.FutureTimeoutError):
             raise
+        gone = f"if it is gone for good: rm -r {state_root() / name}"
+        raise PartError(f"{str(error).rstrip('.')} ({gone})") from error

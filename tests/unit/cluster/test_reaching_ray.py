@@ -15,9 +15,10 @@ from cluster import launch
 from cluster.actors import handles
 from cluster.actors.handles import connected
 from cluster.config_file import parse_config
+from cluster.ending import end_cluster
 from cluster.errors import LaunchError, PartError
 from cluster.nodes.network import Bind
-from cluster.state import read_record
+from cluster.state import ClusterRecord, read_record
 
 
 @pytest.fixture
@@ -121,3 +122,17 @@ def test_a_cluster_of_the_same_name_from_elsewhere_is_let_be(
     with pytest.raises(LaunchError, match=r'this Ray has a cluster "x" already, .* another name'):
         up("10.0.0.9:6379")
     assert guest == ["connect 10.0.0.9:6379"]  # nothing started, nothing ended
+
+
+def test_a_ray_that_cannot_be_reached_any_more_is_told_with_the_way_out(
+    guest: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Until then `up` and `down` of the name would both refuse."""
+    record = ClusterRecord(name="x", router="127.0.0.1:50051", ray_address="10.0.0.9:6379")
+
+    def unreachable(address: str) -> None:
+        raise PartError(f"Ray at {address} cannot be reached: no route to host") from OSError()
+
+    monkeypatch.setattr(handles, "connected", unreachable)
+    with pytest.raises(PartError, match=f"no route to host .*: rm -r {tmp_path}/pdserve/x"):
+        end_cluster(record)
