@@ -14,7 +14,7 @@ import grpc
 import ray
 from ray import ObjectRef
 from ray._private.services import canonicalize_bootstrap_address
-from ray.exceptions import GetTimeoutError, RayActorError, RayTaskError
+from ray.exceptions import AuthenticationError, GetTimeoutError, RayActorError, RayTaskError
 
 from cluster.actors.named import NAMESPACE, actor_name, actors_of
 from cluster.actors.ray_worker import how_it_died
@@ -41,7 +41,7 @@ def connected(address: str) -> Iterator[None]:
             configure_logging=False,
             logging_level=logging.ERROR,
         )
-    except (ConnectionError, RuntimeError, ValueError) as error:
+    except (ConnectionError, RuntimeError, ValueError, AuthenticationError) as error:
         raise PartError(f"Ray at {address} cannot be reached: {error}") from error
     # Ray puts one in that prints a stack and aborts.
     signal.signal(signal.SIGTERM, on_sigterm)

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import grpc
 import pytest
+from ray.exceptions import AuthenticationError
 
 from cluster import launch
 from cluster.actors import handles
@@ -60,6 +61,18 @@ def test_a_ray_address_of_the_environment_that_is_none_is_told(
     with pytest.raises(PartError, match=told), connected("auto"):
         pass
     assert reached == []
+
+
+def test_a_token_that_is_missing_is_told(
+    answering: str, reached: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(**_: object) -> None:
+        raise AuthenticationError("Token authentication is enabled but no authentication token was found")
+
+    monkeypatch.setattr(handles.ray, "init", refuse)
+    told = f"^Ray at {answering} cannot be reached: Token authentication .* RAY_AUTH_TOKEN_PATH"
+    with pytest.raises(PartError, match=told), connected(answering):
+        pass
 
 
 @pytest.fixture
