@@ -40,6 +40,7 @@ async def keeper(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> AsyncIterat
     yield actor
     children = [*actor._retiring, actor._child]
     await actor.stop()
+    actor._log_file.close()
     for child in filter(None, children):
         await asyncio.wait_for(child.communicate(), 20)
 
