@@ -93,17 +93,19 @@ class LoadTest:
         if self.search is None:
             return replace(whole, runs=(await self._run(first, client, progress, whole, interrupted),))
         runs: list[RunResult] = []
+        points: list[Point] = []
 
         async def attainment(rate: float) -> float:
             result = await self._run(make().at_rate(rate), client, progress)
             runs.append(result)
-            return _attainment(result)
+            points.append(Point(rate, _attainment(result)))
+            return points[-1].attainment
 
         try:
             found = await find_goodput(attainment, self.search.rates, self.search.target)
         except asyncio.CancelledError:
             if runs:
-                so_far = crossing([Point(each.workload.rate, _attainment(each)) for each in runs])
+                so_far = crossing(points, self.search.target)
                 interrupted(replace(whole, runs=tuple(runs), crossing=so_far, is_whole=False))
             raise
         return replace(whole, runs=tuple(runs), crossing=found)

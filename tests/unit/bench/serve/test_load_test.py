@@ -18,7 +18,7 @@ from pdserve.bench.serve.goodput import Slo
 from pdserve.bench.serve.load_test import LoadTest, Report
 from pdserve.bench.serve.plot import check_can_plot, plot_report
 from pdserve.bench.serve.run import NoProgress
-from pdserve.bench.serve.sweep import Search
+from pdserve.bench.serve.sweep import Crossing, Point, Search
 from pdserve.bench.serve.workload import PlannedRequest, Prompt
 
 
@@ -216,6 +216,13 @@ async def test_what_had_ended_when_it_was_interrupted_is_told() -> None:
     assert not kept.is_whole
     assert kept.crossing is not None
     assert kept.crossing.is_above
+
+
+async def test_an_interrupted_search_is_told_by_the_target_and_the_rates_that_were_asked_for() -> None:
+    """Of one request there is no rate to be seen."""
+    test = LoadTest(choice(1), 1, slo=Slo(ttft_ms=60_000), search=Search((500.0, 900.0), 0.5))
+    (kept,) = await interrupt(test, Sticking(1 + 1))
+    assert kept.crossing == Crossing(None, True, (Point(500.0, 1.0),), 0.5)
 
 
 async def test_nothing_is_told_where_nothing_had_ended() -> None:
