@@ -21,6 +21,8 @@ from pdserve.bench.serve.sweep import Crossing, Point, Search, crossing, find_go
 from pdserve.bench.serve.workload import PlannedRequest, Workload
 
 _TRIAL_TOKENS = 8
+# Before Python 3.11, Ctrl-C is raised wherever the loop is: in the midst of a request, whose waiters hear it.
+_INTERRUPTS = (asyncio.CancelledError, KeyboardInterrupt)
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,7 +105,7 @@ class LoadTest:
 
         try:
             found = await find_goodput(attainment, self.search.rates, self.search.target)
-        except asyncio.CancelledError:
+        except _INTERRUPTS:
             if runs:
                 so_far = crossing(points, self.search.target)
                 interrupted(replace(whole, runs=tuple(runs), crossing=so_far, is_whole=False))
@@ -129,7 +131,7 @@ class LoadTest:
 
         try:
             return result(await run(workload, client, kept))
-        except asyncio.CancelledError:
+        except _INTERRUPTS:
             if report is not None and kept.records:
                 records = sorted(kept.records, key=lambda record: record.index)
                 interrupted(replace(report, runs=(result(records),), is_whole=False))

@@ -6,6 +6,7 @@ import asyncio
 import json
 import math
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
@@ -223,6 +224,28 @@ async def test_an_interrupted_search_is_told_by_the_target_and_the_rates_that_we
     test = LoadTest(choice(1), 1, slo=Slo(ttft_ms=60_000), search=Search((500.0, 900.0), 0.5))
     (kept,) = await interrupt(test, Sticking(1 + 1))
     assert kept.crossing == Crossing(None, True, (Point(500.0, 1.0),), 0.5)
+
+
+class Interrupted(Sticking):
+    """Ctrl-C comes in the midst of one request, while another sticks; before Python 3.11 it may."""
+
+    async def send(self, request: PlannedRequest, on_tokens: Callable[[], None]) -> Answer:
+        if self.sticks.is_set():
+            await asyncio.sleep(0.2)  # until all have been sent
+            raise KeyboardInterrupt
+        return await super().send(request, on_tokens)
+
+
+def test_what_had_ended_is_told_wherever_the_interrupt_comes() -> None:
+    kept: list[Report] = []
+
+    async def measure() -> None:
+        with suppress(KeyboardInterrupt):  # asyncio.run has raised it by then
+            await LoadTest(choice(), 1).measure(Interrupted(1 + 4), Silent(), kept.append)
+
+    with pytest.raises(KeyboardInterrupt):
+        asyncio.run(measure())
+    assert [record.index for report in kept for record in report.runs[0].records] == [0, 1, 2, 3]
 
 
 async def test_nothing_is_told_where_nothing_had_ended() -> None:
