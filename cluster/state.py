@@ -64,11 +64,15 @@ class ClusterRecord(BaseModel):
         """Of a foreign Ray nothing is known here: its clusters run until `down`."""
         return not self.owns_ray or bool(family(self.processes, self.session))
 
+    @property
+    def is_elsewhere(self) -> bool:
+        """Whether our Ray is another machine's, as far as can be told."""
+        is_of_another_boot = self.session is not None and not self.session.is_of_this_boot
+        return is_of_another_boot and self.host != socket.gethostname()
+
     def refuse_elsewhere(self) -> None:
-        """Raises StateError where our Ray is another machine's, as far as can be told: it reads what is in
-        the cluster's folder.
-        """
-        if self.session is None or self.session.is_of_this_boot or self.host == socket.gethostname():
+        """Raises StateError where our Ray is another machine's: it reads what is in the cluster's folder."""
+        if not self.is_elsewhere:
             return
         raise StateError(
             f'the cluster "{self.name}" was started on {self.host}, with which this machine shares '

@@ -13,7 +13,7 @@ from cluster import ending
 from cluster.config import ClusterConfig, split_address
 from cluster.config_file import load_config
 from cluster.errors import ClusterError
-from cluster.state import find_cluster, running_clusters
+from cluster.state import find_cluster, read_record
 from pdserve.cli.answer import timings_table
 from pdserve.cli.console import err, out
 from pdserve.cli.generate import stream
@@ -52,8 +52,9 @@ def demo() -> None:
 
 def _own_config(config: ClusterConfig) -> ClusterConfig:
     """A name of its own, and a free port where the file's is taken."""
-    taken = {record.name for record in running_clusters()}
-    name = "demo" if "demo" not in taken else f"demo-{os.getpid()}"
+    known = read_record("demo")
+    is_taken = known is not None and (known.is_elsewhere or known.is_running())
+    name = f"demo-{os.getpid()}" if is_taken else "demo"
     host, port = split_address(config.router.grpc)
     router = config.router.model_copy(update={"grpc": f"{host}:{_free_port(host, port)}", "http": None})
     return config.model_copy(update={"name": name, "router": router})
