@@ -176,12 +176,17 @@ def write_whole(path: Path, text: str) -> None:
 
 
 def read_record(name: str) -> ClusterRecord | None:
+    """Raises StateError."""
+    folder = state_root() / name
     try:
-        return ClusterRecord.model_validate_json((state_root() / name / "cluster.json").read_bytes())
+        return ClusterRecord.model_validate_json((folder / "cluster.json").read_bytes())
     except FileNotFoundError:
         return None
     except ValidationError as error:
-        raise StateError(f"{state_root() / name / 'cluster.json'} is damaged: {error}") from error
+        raise StateError(
+            f"{folder / 'cluster.json'} is damaged, or of another version of pdserve: end the cluster with "
+            f"that one. If nothing of it runs any more: rm -r {folder} ({error})"
+        ) from error
 
 
 def forget(name: str) -> None:

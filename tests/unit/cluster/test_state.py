@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 from pathlib import Path
 
@@ -85,6 +86,17 @@ def test_a_cluster_of_before_this_machine_booted_is_forgotten(state_home: Path) 
     assert running_clusters() == []
     down(before, print)
     assert read_record("a") is None
+
+
+def test_a_record_of_another_version_is_told_with_the_way_out(state_home: Path) -> None:
+    """Such as one whose processes are known by other marks."""
+    written = json.loads(record("a", os.getppid()).model_dump_json())
+    written["processes"][0] = {"pid": os.getppid(), "started": 1764499200.25}
+    (cluster_folder("a") / "cluster.json").write_text(json.dumps(written))
+    told = f"damaged, or of another version of pdserve.*rm -r {state_home}/pdserve/a"
+    for asked in (lambda: read_record("a"), running_clusters):
+        with pytest.raises(StateError, match=told):
+            asked()
 
 
 def test_one_command_at_a_time_works_on_a_cluster() -> None:
