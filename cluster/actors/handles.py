@@ -72,9 +72,7 @@ def _refuse_silence(address: str) -> None:
 
 
 def found_at(address: str) -> str:
-    """What `auto` means here and now, host:port; itself where no Ray runs. Another address stays what it is.
-    Raises PartError.
-    """
+    """What `auto` means here and now, host:port. Another address stays what it is. Raises PartError."""
     if address != "auto":
         return address
     try:
@@ -82,6 +80,8 @@ def found_at(address: str) -> str:
     except ValueError as error:  # RAY_ADDRESS goes before what runs here, and may be for `ray job`
         told = f"{error} (RAY_ADDRESS: {os.environ.get('RAY_ADDRESS')!r})"
         raise PartError(f"Ray at {address} cannot be reached: {told}") from error
+    except ConnectionError as error:  # none runs here
+        raise PartError(f"Ray at {address} cannot be reached: {error}") from error
 
 
 def bind_here(config: ClusterConfig) -> Bind:

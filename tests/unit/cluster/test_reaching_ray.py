@@ -19,7 +19,7 @@ from cluster.config_file import parse_config
 from cluster.ending import end_cluster
 from cluster.errors import LaunchError, PartError
 from cluster.nodes.network import Bind
-from cluster.state import ClusterRecord, read_record
+from cluster.state import ClusterRecord, read_record, write_record
 
 
 @pytest.fixture
@@ -61,6 +61,23 @@ def test_a_ray_address_of_the_environment_that_is_none_is_told(
     with pytest.raises(PartError, match=told), connected("auto"):
         pass
     assert reached == []
+
+
+def test_where_no_ray_runs_that_is_told_and_what_ran_in_one_is_gone(
+    reached: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("RAY_ADDRESS", raising=False)
+    monkeypatch.setattr("ray._private.services.find_gcs_addresses", set)
+    monkeypatch.setattr("ray._private.services.find_bootstrap_address", lambda _: None)
+    told = "^Ray at auto cannot be reached: Could not find any running Ray"
+    with pytest.raises(PartError, match=told), connected("auto"):
+        pass
+    assert reached == []
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path))
+    record = ClusterRecord(name="x", router="127.0.0.1:50051", ray_address="auto")
+    write_record(record)
+    end_cluster(record)
+    assert read_record("x") is None
 
 
 def test_a_token_that_is_missing_is_told(
