@@ -35,9 +35,11 @@ class ShortestFirst:
 
 
 def num_left(sequence: Sequence) -> int:
-    """Tokens to compute until it draws its next one. Of one that has not begun, what the cache had when it
-    came is taken off.
+    """Tokens to compute until it draws its first one. Of one that has not begun, what the cache had when it
+    came is taken off; of one that was preempted in the middle of its answer nothing is left of its prompt.
     """
+    if sequence.num_new_tokens:
+        return 0
     if sequence.state is SequenceState.WAITING:
         return sequence.num_tokens - sequence.num_likely_hits
     return sequence.num_missing_tokens

@@ -1,13 +1,13 @@
 """Which sequences compute what in the next step: pure bookkeeping over the block manager.
 
-Order: running sequences that decode, running ones that catch up, preempted ones, new ones first come
-first served; all by arrival. (With `ShortestFirst`, behind those that decode: preempted ones start, then
-running and new ones go by what is left of their prompts.) Then drafts for those that decode, from what is
-left of everything. A sequence gets the blocks of all its tokens when it starts, so only decoding takes blocks
-later, and those that only drafts need go back after the step. A start leaves one growth block for each
-running or reserved sequence that will still grow. When growth finds no block, the youngest sequence is
-preempted: it gives its blocks back, and later computes its tokens again (most of them, usually, a prefix
-hit).
+Order: running sequences that decode, running ones that catch up, preempted ones, new ones first come first
+served; all by arrival. (With `ShortestFirst`, behind those that decode: preempted ones start, those go on
+whose answers had begun, then running and new ones by what is left of their prompts.) Then drafts for those
+that decode, from what is left of everything. A sequence gets the blocks of all its tokens when it starts, so
+only decoding takes blocks later, and those that only drafts need go back after the step. A start leaves one
+growth block for each running or reserved sequence that will still grow. When growth finds no block, the
+youngest sequence is preempted: it gives its blocks back, and later computes its tokens again (most of them,
+usually, a prefix hit).
 """
 
 from __future__ import annotations

@@ -104,6 +104,27 @@ def test_new_ones_do_not_take_the_room_that_one_before_them_waits_for(make_engin
 
 
 @pytest.mark.parametrize("order", ["fcfs", "shortest"])
+def test_an_answer_that_was_interrupted_goes_on_before_new_prompts(order, make_engine):
+    engine = make_engine(
+        prefill_order=order, enable_prefix_caching=False, max_num_batched_tokens=CHUNK, num_blocks=16
+    )
+    engine.add(request(prompt(100), max_tokens=80))
+    young = request(prompt(90), max_tokens=80)
+    engine.add(young)
+    while engine.snapshot().num_preemptions == 0:
+        engine.step()
+    while engine.snapshot().num_running:
+        engine.step()  # until the old one ends, there is no room for the young one
+    for seed in range(10):
+        engine.add(first_token_only(CHUNK, seed=seed))
+    drawn: list[str] = []
+    while not drawn:
+        drawn += [output.sequence_id for output in engine.step().outputs if output.new_tokens]
+    assert drawn == [young.sequence_id]
+    drain(engine)
+
+
+@pytest.mark.parametrize("order", ["fcfs", "shortest"])
 def test_the_order_changes_no_token(order, make_engine, reference):
     engine = make_engine(prefill_order=order, **SETTINGS)
     prompts = [prompt(length, seed=length) for length in (150, 20, 90, 33, 64)]
