@@ -53,6 +53,11 @@ class Admission:
         return len(self._waiting)
 
     @property
+    def waits_for_room(self) -> bool:
+        """Whether nobody leaves it because somebody found no room."""
+        return self._no_room_timer is not None or self._asking is not None
+
+    @property
     def retry_after_s(self) -> float:
         """About how long the queue takes to move by its length: as it moved of late, or as it stands now."""
         now = asyncio.get_running_loop().time()

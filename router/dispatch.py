@@ -78,11 +78,14 @@ class Dispatcher:
 
     @contextmanager
     def _no_room_in_time(self, request: Request) -> Iterator[None]:
-        """A deadline that passes after workers refused is told as what it was that took so long."""
+        """A deadline that passes after workers refused it, or one before it in the queue, is told as what it
+        was that took so long.
+        """
         try:
             yield
         except asyncio.CancelledError:
-            if request.num_refusals and request.deadline.is_over:
+            is_for_room = request.num_refusals > 0 or self.admission.waits_for_room
+            if is_for_room and request.deadline.is_over:
                 retry_after_s = self.admission.retry_after_s
                 raise ResourceExhausted(
                     "no room in time", reason="NO_ROOM", retry_after_s=retry_after_s
