@@ -3,7 +3,8 @@
 A request leaves it only when some prefill worker can start it soon; until then it holds nothing anywhere
 and can still go to any worker. The queue is bounded for new requests. One that was admitted and comes
 back (no room, lost workers) keeps its place in the order and is never refused. One that found no room asks
-again alone: smaller ones beside it would take whatever becomes free, and it would never be enough.
+again alone: smaller ones beside it would take whatever becomes free, and it would never be enough. Where all
+memory is other routers', nobody is held back for it: that would make no room.
 """
 
 from __future__ import annotations
@@ -27,7 +28,9 @@ class Ticket:
 
 
 class Admission:
-    """`clock` is that of the requests' timelines."""
+    """`clock` is that of the requests' timelines. `has_room_out`: whether decode memory is taken by requests
+    that left this queue, and will come back from them.
+    """
 
     def __init__(
         self,
@@ -35,11 +38,13 @@ class Admission:
         policy: QueuePolicy,
         placing: Placing,
         clock: Callable[[], float] = time.monotonic,
+        has_room_out: Callable[[], bool] = lambda: True,
     ) -> None:
         self._max_queued = max_queued
         self._policy = policy
         self._placing = placing
         self._clock = clock
+        self._has_room_out = has_room_out
         self._waiting: list[Ticket] = []
         self._no_room_timer: asyncio.TimerHandle | None = None
         # Who asks for room again. Until there is an answer nobody else leaves.
@@ -111,7 +116,7 @@ class Admission:
                 continue
             if not ticket.granted.done():
                 ticket.granted.set_result(None)
-            if ticket.attempt.request.num_refusals:
+            if ticket.attempt.request.num_refusals and self._has_room_out():
                 self._asking = ticket.attempt
             self._note_grant()
 

@@ -51,7 +51,9 @@ class Dispatcher:
         self._releaser = Releaser()
         self._placing = Placing(table, settings.prefill_backlog_tokens)
         policy = QueuePolicy(settings.queue_order, settings.queue_aging_s)
-        self.admission = Admission(settings.max_queued_requests, policy, self._placing)
+        self.admission = Admission(
+            settings.max_queued_requests, policy, self._placing, has_room_out=self._has_room_out
+        )
         table.on_change(self.admission.grant)
         table.on_room(self.admission.room)
 
@@ -219,6 +221,10 @@ class Dispatcher:
     def _no_room(self, request: Request, error: PdserveError) -> AttemptLost:
         self.admission.no_room(back_off_s(request.num_refusals + 1, base_s=0.05, limit_s=0.5))
         return AttemptLost(error, Verdict.WAIT)
+
+    def _has_room_out(self) -> bool:
+        """What a worker has not been told to release yet counts."""
+        return self._releaser.num_pending > 0 or any(each.holdings.decoding for each in self._table.all())
 
     def _blame(self, attempt: Attempt) -> None:
         """Whom the next attempt should rather not use. What the prefill worker reports may be either's."""

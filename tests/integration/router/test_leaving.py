@@ -199,15 +199,18 @@ async def test_no_room_in_time_is_resource_exhausted(model_dir: Path) -> None:
 
 async def test_who_waits_behind_one_that_found_no_room_hears_of_the_room_as_well(model_dir: Path) -> None:
     async with running(model_dir, default_timeout_s=0.4) as cluster:
-        cluster.d.num_blocks = 0
+        cluster.d.num_blocks, cluster.d.step_s = 1, 60.0
+        has_it = asyncio.ensure_future(cluster.client.generate(PROMPT, max_tokens=5, timeout=60))
+        await until(lambda: len(cluster.d.reserved) == 1)
         first = asyncio.ensure_future(cluster.client.generate(PROMPT, max_tokens=5, timeout=60))
-        await until(lambda: cluster.d.num_reserves >= 2)  # and asks alone from now on
+        await until(lambda: cluster.d.num_reserves >= 3)  # and asks alone from now on
         with pytest.raises(ResourceExhausted) as refused:
             await cluster.client.generate(PROMPT, max_tokens=5)
         assert refused.value.reason == "NO_ROOM"
         assert refused.value.retry_after_s is not None
-        first.cancel()
-        await asyncio.gather(first, return_exceptions=True)
+        for call in (has_it, first):
+            call.cancel()
+        await asyncio.gather(has_it, first, return_exceptions=True)
 
 
 async def test_a_prefill_worker_without_room_costs_no_retry(cluster: Cluster) -> None:

@@ -49,3 +49,14 @@ async def test_small_prompts_do_not_take_the_room_that_a_large_one_waits_for(clu
 
     await asyncio.gather(ask_for_all(), *(ask_again_and_again(number) for number in range(8)))
     assert num_small < num_enough
+
+
+async def test_nobody_waits_for_a_large_prompt_whose_room_is_another_routers(cluster: Cluster) -> None:
+    cluster.d.num_blocks = 5  # the others are taken by requests that this router does not know
+    large = asyncio.ensure_future(cluster.client.generate([9] * 40, max_tokens=2, timeout=60))
+    await until(lambda: cluster.d.num_reserves >= 2)
+    for number in range(5):
+        await cluster.client.generate([number] * 4, max_tokens=3, timeout=20)
+    assert not large.done()
+    large.cancel()
+    await asyncio.gather(large, return_exceptions=True)
