@@ -110,8 +110,9 @@ async def test_a_prompt_that_is_cancelled_makes_room_for_one_that_waits(
 ) -> None:
     """It was computed and not shipped: giving it up is the only way to its blocks."""
     prefill, way = await stalled(cluster, PrefillConfig())
-    tasks = [asyncio.create_task(way.generate(spec(prompt(10 * B, seed), 4))) for seed in range(3)]
+    tasks = [asyncio.create_task(way.generate(spec(prompt(10 * B, seed), 4))) for seed in range(2)]
     await eventually(lambda: prefill.describe().counters.tokens_prefilled == 2 * 10 * B)
+    tasks.append(asyncio.create_task(way.generate(spec(prompt(10 * B, 2), 4))))
     await eventually(lambda: prefill.load().num_waiting == 1)
     tasks[0].cancel()
     await eventually(lambda: prefill.load().num_waiting == 0)
