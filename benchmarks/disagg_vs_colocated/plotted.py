@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
 _WINDOW_S = 0.5
+_IDEAL = "ideal"
 
 
 def plot(results: Results, wanted: Wanted, load: TraceLoad, path: Path) -> None:
@@ -30,8 +31,21 @@ def plot(results: Results, wanted: Wanted, load: TraceLoad, path: Path) -> None:
     _plot_gaps(axes[0][0], results, wanted)
     if phase_rates.phase_times(results, phase_rates.ALONE) is not None:
         for each, curves, slo in zip(axes.flat[1:], _curves(results, wanted, load), SLOS, strict=True):
-            plot_attainment(each, curves, str(slo))
+            _plot_curves(each, curves, str(slo))
+        handles, labels = axes[1][1].get_legend_handles_labels()
+        figure.legend(handles, labels, loc="outside lower center", ncols=4, fontsize="small")
     figure.savefig(path, dpi=110)
+
+
+def _plot_curves(axes: Axes, curves: dict[str, Crossing], title: str) -> None:
+    """One legend for all three is the figure's."""
+    plot_attainment(axes, curves, title)
+    axes.get_legend().remove()
+    for line in axes.get_lines():
+        if str(line.get_label()).startswith(_IDEAL):
+            line.set_linestyle("--")
+    points = [point.attainment for found in curves.values() for point in found.points]
+    axes.set_ylim(100 * min(points, default=0.0) - 5, 102)
 
 
 def _plot_gaps(axes: Axes, results: Results, wanted: Wanted) -> None:
@@ -79,5 +93,5 @@ def _curves(results: Results, wanted: Wanted, load: TraceLoad) -> list[dict[str,
     for condition, order, of_slos in ideals(results, wanted, load, rates):
         if condition == phase_rates.BESIDE:
             for index, each in enumerate(of_slos):
-                curves[index][f"ideal, {order.value}"] = each
+                curves[index][f"{_IDEAL}, {order.value}"] = each
     return curves

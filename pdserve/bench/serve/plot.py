@@ -22,7 +22,10 @@ if TYPE_CHECKING:
 
 ENDINGS = (".png", ".svg", ".pdf")
 _NUM_WINDOWS = 40
-_COLORS = ("tab:blue", "tab:orange", "tab:green", "tab:red", "tab:purple", "tab:brown")
+_COLORS = (
+    *("tab:blue", "tab:orange", "tab:green", "tab:red", "tab:purple", "tab:brown", "tab:pink", "tab:olive"),
+    *("tab:cyan", "tab:gray"),
+)
 
 
 def check_ending(path: Path) -> None:
@@ -122,11 +125,12 @@ def plot_attainment(axes: Axes, curves: Mapping[str, Crossing], title: str) -> N
     """One line for each of what is compared, with a mark where it falls through the target."""
     for index, (name, found) in enumerate(curves.items()):
         color = _COLORS[index % len(_COLORS)]
+        style = "o-" if index < len(_COLORS) else "o--"
         rates = [point.rate for point in found.points]
         axes.plot(
             rates,
             [100 * point.attainment for point in found.points],
-            "o-",
+            style,
             markersize=3,
             color=color,
             label=name,
