@@ -196,21 +196,41 @@ def forget(name: str) -> None:
 
 
 def running_clusters() -> list[ClusterRecord]:
-    root = state_root()
-    names = sorted(folder.name for folder in root.iterdir()) if root.is_dir() else []
-    records = [read_record(name) for name in names]
-    return [record for record in records if record is not None and record.is_running()]
+    """A record that cannot be read, such as another version's, is in nobody's way; StateError only where no
+    other cluster runs.
+    """
+    running, error = _running()
+    if error is not None and not running:
+        raise error
+    return running
+
+
+def _running() -> tuple[list[ClusterRecord], StateError | None]:
+    """And what there is to say of the first record that cannot be read."""
+    root, running, first = state_root(), [], None
+    for name in sorted(folder.name for folder in root.iterdir()) if root.is_dir() else ():
+        try:
+            record = read_record(name)
+        except StateError as error:
+            first = first or error
+            continue
+        if record is not None and record.is_running():
+            running.append(record)
+    return running, first
 
 
 def find_cluster(name: str | None) -> ClusterRecord:
     """The one of that name, or the only one that runs. Raises StateError."""
-    running = running_clusters()
-    named = [record for record in running if name in (None, record.name)]
-    if len(named) == 1:
-        return named[0]
-    names = ", ".join(record.name for record in running)
-    if named:
-        raise StateError(f"several clusters run ({names}); choose one by name")
     if name is not None:
+        named = read_record(name)
+        if named is not None and named.is_running():
+            return named
+        names = ", ".join(record.name for record in _running()[0])
         raise StateError(f'no cluster "{name}" runs here' + (f"; these do: {names}" if names else ""))
+    running = running_clusters()
+    if len(running) == 1:
+        return running[0]
+    if running:
+        names = ", ".join(record.name for record in running)
+        raise StateError(f"several clusters run ({names}); choose one by name")
     raise StateError("no cluster runs here; start one with: pdserve up cluster_configs/local-cpu.yaml")

@@ -97,6 +97,14 @@ def test_a_record_of_another_version_is_told_with_the_way_out(state_home: Path) 
     for asked in (lambda: read_record("a"), running_clusters):
         with pytest.raises(StateError, match=told):
             asked()
+    # It is in nobody else's way.
+    write_record(record("b", os.getppid()))
+    assert [each.name for each in running_clusters()] == ["b"]
+    assert find_cluster(None).name == find_cluster("b").name == "b"
+    with pytest.raises(StateError, match='no cluster "c" runs here; these do: b'):
+        find_cluster("c")
+    with pytest.raises(StateError, match=told):
+        find_cluster("a")
 
 
 def test_one_command_at_a_time_works_on_a_cluster() -> None:
