@@ -18,6 +18,7 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM
 
+from cluster.folders import PACKAGES
 from cluster.nodes.local_ray import make_folder, ray_environment, remove_folder
 from tests.cluster.commands import Commands, free_port
 from tests.models import tiny_model
@@ -25,18 +26,6 @@ from tests.unit.trust.certificates import PartsAuthority
 
 pytestmark = [pytest.mark.cluster, pytest.mark.timeout(240)]
 ROOT = Path(__file__).parents[2]
-PACKAGES = (
-    "cluster",
-    "decode_worker",
-    "engine",
-    "kv_transfer",
-    "observability",
-    "pdserve",
-    "prefill_worker",
-    "router",
-    "trust",
-    "worker",
-)
 PROMPT = [5 + 7 * n % 500 for n in range(70)]
 
 

@@ -8,6 +8,8 @@ from pathlib import Path
 
 import pytest
 
+from cluster.folders import PACKAGES
+
 ROOT = Path(__file__).parents[2]
 CLIENT_MODULES = {
     "pdserve",
@@ -83,18 +85,7 @@ ONLY_IN = {
     "typer": {"pdserve.cli"},
     "rich": {"pdserve.cli"},
 }
-OURS = {
-    "observability",
-    "trust",
-    "engine",
-    "kv_transfer",
-    "worker",
-    "prefill_worker",
-    "decode_worker",
-    "router",
-    "cluster",
-    "pdserve",
-}
+OURS = set(PACKAGES)
 
 
 def modules() -> Iterator[tuple[str, Path]]:

@@ -59,3 +59,4 @@ def test_pdserve_may_be_started_in_its_own_folder(monkeypatch: pytest.MonkeyPatc
     monkeypatch.chdir(ROOT)
     refuse_strangers()
     assert all((ROOT / name).is_dir() for name in PACKAGES)
+    assert sorted(PACKAGES) == sorted(file.parent.name for file in ROOT.glob("*/__init__.py"))
