@@ -7,7 +7,7 @@ import itertools
 import json
 import signal
 import sys
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from pathlib import Path
 
@@ -152,32 +152,11 @@ async def test_the_command_reports_as_json_and_plots(cluster: Serving, way: str,
     assert len(json.loads(whole.read_text())["runs"][1]["requests"]) == 6
 
 
-async def test_ctrl_c_cancels_what_is_out(cluster: Serving) -> None:
-    process = await command(
-        *("--address", cluster.server.address, "--rate", "inf", "--requests", "4"),
-        *("--input-tokens", "8", "--output-tokens", "1500"),
-    )
+async def interrupted(*arguments: str, when: Callable[[], bool]) -> str:
+    """What the command tells where Ctrl-C comes at that moment."""
+    process = await command(*arguments)
     try:
-        await until(lambda: sum(worker.describe().load.num_running for worker in cluster.workers) >= 4, 60)
-        process.send_signal(signal.SIGINT)
-        _, errors = await asyncio.wait_for(process.communicate(), 30)
-    finally:
-        if process.returncode is None:
-            process.kill()
-    assert process.returncode == 130
-    assert "interrupted" in errors.decode()
-
-
-async def test_ctrl_c_keeps_what_has_ended(cluster: Serving, tmp_path: Path) -> None:
-    kept = tmp_path / "kept.json"
-    process = await command(
-        *("--address", cluster.server.address, "--rate", "20", "--requests", "2000"),
-        *("--input-tokens", "8", "--output-tokens", "4", "--output", str(kept)),
-    )
-    try:
-        (decode,) = [each for each in cluster.workers if each.identity.role is Role.DECODE]
-        before = decode.describe().counters.tokens_decoded
-        await until(lambda: decode.describe().counters.tokens_decoded >= before + 40, 60)
+        await until(when, 60)
         process.send_signal(signal.SIGINT)
         told, errors = await asyncio.wait_for(process.communicate(), 30)
     finally:
@@ -185,6 +164,26 @@ async def test_ctrl_c_keeps_what_has_ended(cluster: Serving, tmp_path: Path) -> 
             process.kill()
     assert process.returncode == 130
     assert "interrupted" in errors.decode()
-    assert "TTFT" in told.decode()
+    return told.decode()
+
+
+async def test_ctrl_c_cancels_what_is_out(cluster: Serving) -> None:
+    await interrupted(
+        *("--address", cluster.server.address, "--rate", "inf", "--requests", "4"),
+        *("--input-tokens", "8", "--output-tokens", "1500"),
+        when=lambda: sum(worker.describe().load.num_running for worker in cluster.workers) >= 4,
+    )
+
+
+async def test_ctrl_c_keeps_what_has_ended(cluster: Serving, tmp_path: Path) -> None:
+    kept = tmp_path / "kept.json"
+    (decode,) = cluster.of(Role.DECODE)
+    before = decode.describe().counters.tokens_decoded
+    told = await interrupted(
+        *("--address", cluster.server.address, "--rate", "20", "--requests", "2000"),
+        *("--input-tokens", "8", "--output-tokens", "4", "--output", str(kept)),
+        when=lambda: decode.describe().counters.tokens_decoded >= before + 40,
+    )
+    assert "TTFT" in told
     (run,) = json.loads(kept.read_text())["runs"]
     assert 0 < run["num_ok"] == len(run["requests"]) < 2000
