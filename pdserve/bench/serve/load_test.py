@@ -50,7 +50,7 @@ class RunProgress(Protocol):
         ...
 
 
-def _forget(report: Report) -> None:
+def _forget(_: object) -> None:
     """Nobody asks for what there is."""
 
 
@@ -93,7 +93,11 @@ class LoadTest:
         await _try(client, first, TokenPrompts(self._vocab_size(served), self.prompt_seed))
         whole = Report(served, self.prompt_seed, self.slo, (), None)
         if self.search is None:
-            return replace(whole, runs=(await self._run(first, client, progress, whole, interrupted),))
+
+            def tell(ended: RunResult) -> None:
+                interrupted(replace(whole, runs=(ended,), is_whole=False))
+
+            return replace(whole, runs=(await self._run(first, client, progress, tell),))
         runs: list[RunResult] = []
         points: list[Point] = []
 
@@ -117,10 +121,9 @@ class LoadTest:
         workload: Workload,
         client: ServeClient,
         progress: RunProgress,
-        report: Report | None = None,
-        interrupted: Callable[[Report], None] = _forget,
+        interrupted: Callable[[RunResult], None] = _forget,
     ) -> RunResult:
-        """`report`: the one to tell, with what has ended, where it is cancelled."""
+        """Tells `interrupted` of what has ended, if anything has, where it is cancelled."""
         kept = _Kept(progress.begin(len(workload.requests), workload.rate))
         began_s, began_cpu_s = time.monotonic(), time.process_time()
 
@@ -132,9 +135,8 @@ class LoadTest:
         try:
             return result(await run(workload, client, kept))
         except _INTERRUPTS:
-            if report is not None and kept.records:
-                records = sorted(kept.records, key=lambda record: record.index)
-                interrupted(replace(report, runs=(result(records),), is_whole=False))
+            if kept.records:
+                interrupted(result(sorted(kept.records, key=lambda record: record.index)))
             raise
 
     def _vocab_size(self, served: Served) -> int:
