@@ -247,8 +247,8 @@ def _check_places(
                 f"{report.nodes_of}: wants {asked}; {why_pending(asked, assignment.nodes)}",
             )
     num_threads = sum(pool.replicas * pool.threads for pool in config.pools.by_role().values())
-    if report.nodes_of == THIS_MACHINE and num_threads > num_cores():
-        report.add(Severity.NOTE, f"{num_threads} threads of all workers share {num_cores()} cores")
+    if report.nodes_of == THIS_MACHINE and num_threads > (cores := num_cores()):
+        report.add(Severity.NOTE, f"{num_threads} threads of all workers share {cores} cores")
     has_gpus = any(node.total.get("GPU") for node in nodes)
     for role, pool in config.pools.by_role().items():
         if has_gpus and config.model.device == "auto" and not config.is_on_gpu(pool):

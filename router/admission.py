@@ -104,7 +104,7 @@ class Admission:
                 if not ticket.granted.done():
                     ticket.granted.set_exception(error)
             self._waiting.clear()
-        while self._waiting and self._no_room_timer is None and self._asking is None:
+        while self._waiting and not self.waits_for_room:
             ticket = self._next()
             too_late = self._placing.too_late(ticket.attempt)
             if too_late is None and not self._placing.place(ticket.attempt):
